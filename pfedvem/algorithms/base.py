@@ -1,0 +1,121 @@
+"""The interface of an algorithm: what a client keeps, what goes over the wire, and how both change.
+
+An algorithm is a frozen value; its fields are its hyper-parameters. All other values (``Server``, ``Client``,
+``Down``, ``Up``) are frozen dataclasses of tensors that are passed in and returned, never changed in place, so nothing
+is aliased. Everything about a client is written over a *cohort*: each tensor has a leading client dimension C.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from pfedvem import tree
+from pfedvem.data.federation import ClientData
+from pfedvem.models import Model, Params
+from pfedvem.rng import Rng
+from pfedvem.solvers import Batch, count, minibatches, nll, sgd
+
+Server = TypeVar("Server")
+Client = TypeVar("Client")
+Down = TypeVar("Down")
+Carry = TypeVar("Carry")
+Up = TypeVar("Up")
+
+
+class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
+    """A federated method. A round is::
+
+        down = algorithm.down(server)
+        client, carry = algorithm.adapt(model, down, client, data, rng)             # every client
+        up, client = algorithm.contribute(model, down, client, carry, data, rng)    # if it uploads or is evaluated
+        server = algorithm.merge(server, ups)                                       # the ups of those that upload
+
+    The engine calls ``contribute`` only where something reads its result, and keeps the client that it returns only
+    if the upload counts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reference: ClassVar[str]
+    personalised: ClassVar[bool] = True
+    """Whether there is a personalised model (PM) to evaluate."""
+    global_model: ClassVar[bool] = True
+    """Whether there is a global model (GM) to evaluate."""
+    default_rounds: ClassVar[int | None] = None
+    """The number of rounds that the method needs by its nature, where it has one."""
+
+    @abstractmethod
+    def server_init(self, model: Model, rng: Rng) -> Server:
+        """What the server keeps before the first round; ``rng`` is the server's."""
+
+    @abstractmethod
+    def client_init(self, model: Model, server: Server, rng: Rng) -> Client:
+        """What each client of the cohort keeps before its first round. It never leaves the client."""
+
+    @abstractmethod
+    def down(self, server: Server) -> Down:
+        """Exactly what is sent to a client; without a client dimension."""
+
+    def adapt(self, model: Model, down: Down, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Carry | None]:
+        """Local training that changes what the client keeps. Methods without client state leave this as it is."""
+        return client, None
+
+    @abstractmethod
+    def contribute(
+        self, model: Model, down: Down, client: Client, carry: Carry | None, data: ClientData, rng: Rng
+    ) -> tuple[Up, Client]:
+        """Local training that only an upload or an evaluation needs."""
+
+    @abstractmethod
+    def merge(self, server: Server, ups: Up) -> Server:
+        """Aggregation of the uploads, stacked along the client dimension in the order of the clients."""
+
+    def personal(self, down: Down, client: Client, up: Up, rng: Rng) -> Params | None:
+        """The personalised models after local training and before merging."""
+        return None
+
+    def general(self, server: Server) -> Params | None:
+        """The global model, without a client dimension."""
+        return None
+
+    def inspect(self, down: Down, client: Client) -> dict[str, Tensor]:
+        """What there is to see of the clients: saved with the model; one number a client is a column of the report."""
+        return tree.named(client)
+
+    @property
+    def trains_everyone(self) -> bool:
+        """Whether clients that do not upload have anything to do."""
+        return type(self).adapt is not Algorithm.adapt
+
+
+class LocalTraining(BaseModel):
+    """The hyper-parameters of plain local training, for the methods that train the whole network jointly."""
+
+    lr: float = Field(1e-3, gt=0, description="learning rate (eta)")
+    epochs: int = Field(5, ge=1, description="local epochs a round (R)")
+    batch_size: int = Field(10, ge=1, description="batch size (B)")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
+
+    def train(self, model: Model, start: Params, data: ClientData, rng: Rng) -> Params:
+        """SGD on the mean loss f_j of each client from ``start``, base and head jointly."""
+
+        def loss(params: Params, batch: Batch) -> Tensor:
+            return nll(model.logits(params, batch.x, train=True), batch) / count(batch)
+
+        steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.epochs)
+        return sgd(loss, start, steps, lr=self.lr, momentum=self.momentum)
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
+
+
+def nothing(rng: Rng) -> Tensor:
+    """The state of a client that keeps nothing: (C, 0)."""
+    return torch.empty(len(rng), 0)

@@ -1,0 +1,147 @@
+"""pFedVEM: Zhu, Ma and Blaschko, "Confidence-aware Personalized Federated Learning via Variational Expectation
+Maximization", CVPR 2023, Algorithm 1.
+
+A client keeps q_j = N(mu_j, diag sigma_j^2) over its linear head; the server keeps the latent head w and the base theta.
+
+    tau_j   = d / (Tr(Sigma_j) + |mu_j - w|^2)                                confidence, on receiving w
+    q_j     = argmin  E_q[ sum NLL ] + KL[ q || N(w, I / tau_j) ]             E-step, full batches, theta fixed
+    theta_j = argmin  E_q[ mean NLL ]                                         SGD on the base, q_j fixed
+    w       = sum_j tau_j mu_j / sum_j tau_j                                  M-step, over the uploads
+    theta   = sum_j n_j theta_j / sum_j n_j
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pfedvem import bayes, tree
+from pfedvem.algorithms.base import Algorithm
+from pfedvem.bayes import Gaussian
+from pfedvem.data.federation import ClientData
+from pfedvem.models import Model, Params, Theta, apply_head
+from pfedvem.rng import Rng
+from pfedvem.solvers import Batch, count, full_batches, minibatches, nll, sgd
+
+
+@dataclass(frozen=True)
+class Server:
+    """The latent head w (classes, features + 1) and the base theta; also what is sent down."""
+
+    w: Tensor
+    theta: Theta
+
+
+@dataclass(frozen=True)
+class Client:
+    """The posterior over the head, and how often (C,) a training that turned non-finite was thrown away."""
+
+    q: Gaussian
+    discarded: Tensor
+
+
+@dataclass(frozen=True)
+class Up:
+    """What a client sends: mu_j, its confidence tau_j (C,), its base theta_j and its data size n_j (C,)."""
+
+    mu: Tensor
+    tau: Tensor
+    theta: Theta
+    n: Tensor
+
+
+class PFedVEM(Algorithm[Server, Client, Server, Tensor, Up]):
+    """Personalised Bayesian heads, merged by their confidence, on a shared base."""
+
+    name: ClassVar[str] = "pfedvem"
+    title: ClassVar[str] = "pFedVEM"
+    reference: ClassVar[str] = "Zhu et al., CVPR 2023"
+
+    lr_head: float = Field(1e-3, gt=0, description="learning rate of mu and sigma (eta)")
+    lr_base: float = Field(1e-3, gt=0, description="learning rate of the base")
+    head_epochs: int = Field(10, ge=1, description="full-batch steps on the head a round (R)")
+    base_epochs: int = Field(5, ge=1, description="epochs on the base a round")
+    batch_size: int = Field(10, ge=1, description="batch size for the base (B)")
+    samples: int = Field(5, ge=1, description="Monte-Carlo samples of the head a step (K)")
+    scale: float = Field(1.0, gt=0, description="initial sigma; the first confidence is 1 / scale^2")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of both; it does not outlive a round")
+    confidence: Literal["both", "uncertainty", "deviation"] = Field("both", description="terms of tau (ablations)")
+    prediction: Literal["mean", "average"] = Field("mean", description="predict by mu, or average over samples of q")
+    prediction_samples: int = Field(20, ge=1, description="samples of q that prediction='average' takes")
+
+    def server_init(self, model: Model, rng: Rng) -> Server:
+        w = rng.stream("w").normal(*model.initial.w.shape)[0]
+        return Server(w, model.initial.theta)
+
+    def client_init(self, model: Model, server: Server, rng: Rng) -> Client:
+        mu = tree.expand(server.w, len(rng)).clone()
+        pi = torch.full_like(mu, bayes.inverse_softplus(self.scale))
+        return Client(Gaussian(mu, pi), torch.zeros(len(rng)))
+
+    def down(self, server: Server) -> Server:
+        return server
+
+    def adapt(self, model: Model, down: Server, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Tensor]:
+        tau = bayes.confidence(client.q, down.w, self.confidence)
+        with torch.no_grad():
+            features = model.features(down.theta, data.x)
+        noise = rng.stream("head")
+
+        def negative_elbo(q: Gaussian, batch: Batch) -> Tensor:
+            heads = q.sample(noise.normal(self.samples, *down.w.shape))
+            logits = apply_head(heads, batch.x.unsqueeze(1))
+            return nll(logits, batch).mean(1) + bayes.kl(q, down.w, tau)
+
+        steps = full_batches(features, data, steps=self.head_epochs)
+        q = sgd(negative_elbo, client.q, steps, lr=self.lr_head, momentum=self.momentum)
+        return self._keep_finite(client, q), tau
+
+    def contribute(
+        self, model: Model, down: Server, client: Client, carry: Tensor | None, data: ClientData, rng: Rng
+    ) -> tuple[Up, Client]:
+        assert carry is not None
+        noise = rng.stream("base")
+
+        def expected_nll(theta: Theta, batch: Batch) -> Tensor:
+            heads = client.q.sample(noise.normal(self.samples, *down.w.shape))
+            logits = apply_head(heads, model.features(theta, batch.x, train=True).unsqueeze(1))
+            return nll(logits, batch).mean(1) / count(batch)
+
+        steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.base_epochs)
+        start = tree.expand(down.theta, len(rng))
+        theta = sgd(expected_nll, start, steps, lr=self.lr_base, momentum=self.momentum)
+        return Up(client.q.mu, carry, theta, data.n), client
+
+    def merge(self, server: Server, ups: Up) -> Server:
+        return Server(tree.weighted_mean(ups.mu, ups.tau), tree.weighted_mean(ups.theta, ups.n))
+
+    def personal(self, down: Server, client: Client, up: Up, rng: Rng) -> Params:
+        if self.prediction == "mean":
+            return Params(up.theta, client.q.mu)
+        noise = rng.stream("prediction").normal(self.prediction_samples, *down.w.shape)
+        return Params(up.theta, client.q.sample(noise))
+
+    def general(self, server: Server) -> Params:
+        return Params(server.theta, server.w)
+
+    def inspect(self, down: Server, client: Client) -> dict[str, Tensor]:
+        q, d = client.q, bayes.dimension(client.q)
+        return {
+            "mu": q.mu,
+            "sigma": q.sigma,
+            "tau": bayes.confidence(q, down.w, self.confidence),
+            "uncertainty": bayes.uncertainty(q) / d,
+            "deviation": bayes.deviation(q, down.w) / d,
+            "discarded": client.discarded,
+        }
+
+    @staticmethod
+    def _keep_finite(old: Client, q: Gaussian) -> Client:
+        """A client whose training overflowed keeps the posterior that it had."""
+        finite = (q.mu.isfinite() & q.pi.isfinite()).flatten(1).all(1)
+        kept = tree.map(lambda new, before: new.where(finite.view(-1, 1, 1), before), q, old.q)
+        return Client(kept, old.discarded + (~finite).float())

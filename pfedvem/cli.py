@@ -1,0 +1,176 @@
+"""The command line: words in, words out. What it does is in the library."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pfedvem.errors import UserError
+
+app = typer.Typer(
+    help="Personalised federated learning by variational expectation maximisation.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Look at data sets and at how they are dealt to clients.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Option = typer.Option
+Method = Annotated[str | None, Option(help="The federated method: pfedvem, fedavg or local.")]
+Dataset = Annotated[str | None, Option(help="A name of `pfedvem data list`, a hub id owner/name, or a folder.")]
+DataRoot = Annotated[Path | None, Option(help="Folder with local copies of hub data sets; without it the hub is used.")]
+Clients = Annotated[int | None, Option(help="Number of clients.")]
+Seed = Annotated[int | None, Option(help="Drives partition, initial weights and all sampling.")]
+ConfigFile = Annotated[Path | None, Option(help="A TOML file of settings, such as a run's config.toml.")]
+Assignments = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting; may repeat.")]
+ImageColumn = Annotated[str | None, Option(help="The column of the images, for a hub id or folder.")]
+LabelColumn = Annotated[str | None, Option(help="The column of the labels, for a hub id or folder.")]
+SubclassColumn = Annotated[str | None, Option(help="The column of the subclasses, for partition subclasses.")]
+ClientColumn = Annotated[str | None, Option(help="The column of the client ids, for partition natural.")]
+Partition = Annotated[
+    str | None, Option(help="Who owns what: labels, subclasses, domains, dirichlet, iid or natural.")
+]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON on standard output, and nothing else there.")]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The flags that were given; one with a dot in its name belongs to a section."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, key = name.rpartition("__")
+        if value is not None:
+            (tree.setdefault(section, {}) if section else tree)[key] = value
+    return tree
+
+
+@app.command(epilog="Example:  pfedvem run --dataset cifar10 --clients 100 --set lr_head=0.001 --out runs/mine")
+def run(
+    method: Method = None,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    rounds: Annotated[int | None, Option(help="Communication rounds.")] = None,
+    participation: Annotated[float | None, Option(help="Probability that a client uploads in a round.")] = None,
+    seed: Seed = None,
+    eval_every: Annotated[int | None, Option(help="Rounds between evaluations; 0: after the last only.")] = None,
+    checkpoint_every: Annotated[int | None, Option(help="Rounds between checkpoints.")] = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    subclass_column: SubclassColumn = None,
+    client_column: ClientColumn = None,
+    alone: Annotated[bool | None, Option(help="Also train every client alone, to compare.")] = None,
+    executor: Annotated[str | None, Option(help="Where clients are trained: auto or sequential.")] = None,
+    workers: Annotated[int | None, Option(help="Processes that train clients.")] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    out: Annotated[Path | None, Option(help="Folder of the run's files; by default a new one in runs/.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a federation and see how its personalised and global models do.
+
+    Settings come from the data set's preset, then --config, then flags, then --set; the later ones win.
+    """
+    from pfedvem.experiments.config import load
+    from pfedvem.experiments.run import next_folder
+    from pfedvem.experiments.run import run as run_config
+    from pfedvem.report.run import LiveProgress, summary_table
+    from pfedvem.simulation.fit import Interrupted
+
+    if resume and out is None:
+        raise UserError("Say with --out which run to resume.")
+    if resume and config is None and out is not None and (out / "config.toml").is_file():
+        config = out / "config.toml"
+    flags = given(
+        method=method,
+        rounds=rounds,
+        participation=participation,
+        seed=seed,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        alone=alone,
+        executor=executor,
+        workers=workers,
+        data__dataset=dataset,
+        data__root=str(data_root) if data_root is not None else None,
+        data__clients=clients,
+        data__partition=partition,
+        data__image_column=image_column,
+        data__label_column=label_column,
+        data__subclass_column=subclass_column,
+        data__client_column=client_column,
+    )
+    settings = load(config, flags, assignments or ())
+    folder = out if out is not None else next_folder(settings)
+    console = Console(stderr=as_json)
+    try:
+        with LiveProgress(console) as progress:
+            result = run_config(settings, out=folder, resume=resume, progress=progress)
+    except Interrupted as stopped:
+        console.print(f"{stopped} Go on with: pfedvem run --out {folder} --resume")
+        raise typer.Exit(130) from None
+    console.print(summary_table(result))
+    for warning in result.warnings:
+        console.print(f"[yellow]warning[/] {warning}")
+    console.print(f"Files are in [bold]{folder}[/]", highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps(result.summary))
+
+
+@data_app.command("list", epilog="Example:  pfedvem data list")
+def data_list(as_json: Json = False) -> None:
+    """List the data sets that are known by name."""
+    from pfedvem.report.data import catalogue_rows, catalogue_table
+
+    if as_json:
+        print(json.dumps(catalogue_rows()))
+    else:
+        Console().print(catalogue_table())
+
+
+@data_app.command("show", epilog="Example:  pfedvem data show --dataset digits --clients 20 --plot partition.png")
+def data_show(
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    seed: Seed = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    subclass_column: SubclassColumn = None,
+    client_column: ClientColumn = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    plot: Annotated[Path, Option(help="Where the picture goes (.png or .pdf).")] = Path("partition.png"),
+    as_json: Json = False,
+) -> None:
+    """Show how a data set is dealt to clients: sizes and labels, as a table and a picture."""
+    raise NotImplementedError
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"pfedvem {installed_version('pfedvem')}")
+
+
+def main() -> None:
+    """Runs the command line; what a user can mend is a sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        Console(stderr=True).print(f"[bold red]error[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

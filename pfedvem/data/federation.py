@@ -1,0 +1,177 @@
+"""A federation: one copy of the data, and which samples of it belong to which client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedvem.errors import UserError
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs ``x`` (N, ...), uint8 images or float32 values, and labels ``y`` (N,) of int64."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one client owns: indices into the federation's train and test split.
+
+    ``test`` is a tuple of index arrays, one for each label or subclass that the client owns; clients that own
+    the same label share the array, so that ten thousand clients cost no more memory than their training data.
+    """
+
+    id: str
+    train: Indices
+    test: tuple[Indices, ...]
+    owns: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.train)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The training data of a cohort of C clients, padded to the largest: ``x`` (C, N, ...), ``y`` (C, N).
+
+    Client c has ``sizes[c]`` samples; what lies behind them is padding that no result may depend on.
+    """
+
+    x: Tensor
+    y: Tensor
+    sizes: tuple[int, ...]
+
+    @property
+    def n(self) -> Tensor:
+        """The sizes n_j as float32 (C,), for weighing."""
+        return torch.tensor(self.sizes, dtype=torch.float32, device=self.x.device)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """True (C, N) where a sample is real; None where nothing is padded."""
+        width = self.y.shape[1]
+        if all(n == width for n in self.sizes):
+            return None
+        return torch.arange(width, device=self.x.device) < torch.tensor(self.sizes, device=self.x.device).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All clients' data. ``notes`` are sentences that a user should see (what is missing, what was held out).
+
+    The general model is tested on the test samples ``general``, on all of them if that is None.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    shards: tuple[Shard, ...]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    notes: tuple[str, ...] = ()
+    general: Indices | None = None
+
+    def __post_init__(self) -> None:
+        for shard in self.shards:
+            if shard.n == 0:
+                raise UserError(f"Client {shard.id} has no training data; every client needs at least one sample.")
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(shard.n for shard in self.shards)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input, without the batch."""
+        return tuple(self.train.x.shape[1:])
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Turns stored samples (B, ...) into what the network sees: images to [0, 1] and normalised by channel."""
+        if x.dtype != torch.uint8:
+            return x.float()
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        mean, std = torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
+        return x.float().sub_(mean.to(x.device) * 255).div_(std.to(x.device) * 255)
+
+    def cohort(self, clients: Sequence[int]) -> ClientData:
+        """The training data of these clients, normalised and padded to the largest of them."""
+        sizes = tuple(self.shards[j].n for j in clients)
+        index = np.zeros((len(clients), max(sizes)), dtype=np.int64)
+        for row, j in enumerate(clients):
+            index[row, : sizes[row]] = self.shards[j].train
+        flat = torch.from_numpy(index.ravel())
+        x = self.inputs(self.train.x[flat]).view(*index.shape, *self.shape)
+        return ClientData(x, self.train.y[flat].view(*index.shape), sizes)
+
+    def test_indices(self, client: int) -> Tensor:
+        """The test samples of all that this client owns, as indices into ``test``."""
+        return torch.from_numpy(np.concatenate(self.shards[client].test))
+
+    def general_indices(self) -> Tensor:
+        """The test samples of the general model, as indices into ``test``."""
+        return torch.arange(len(self.test)) if self.general is None else torch.from_numpy(self.general)
+
+    def fingerprint(self) -> str:
+        """A short digest of the data and of who owns what: equal federations, equal fingerprints."""
+        digest = hashlib.sha256(repr((self.classes, self.mean, self.std, self.shape)).encode())
+        for split in (self.train, self.test):
+            digest.update(split.y.numpy().tobytes())
+            # The sum of the pixels stands for the pixels: hashing all of CIFAR would take a second at every start.
+            digest.update(repr(split.x.sum(dtype=torch.float64).item()).encode())
+        for shard in self.shards:
+            digest.update(shard.train.tobytes())
+        return digest.hexdigest()[:16]
+
+    @staticmethod
+    def from_clients(
+        clients: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
+        classes: Sequence[str] | None = None,
+        name: str = "arrays",
+    ) -> Federation:
+        """A federation of data handed in: for each client (x_train, y_train, x_test, y_test), as tensors or arrays.
+
+        The general model is tested on the test data of all clients together.
+        """
+        if not clients:
+            raise UserError("A federation needs at least one client.")
+        columns = [[torch.as_tensor(part) for part in column] for column in zip(*clients, strict=True)]
+        for j, (x, y) in [*enumerate(zip(columns[0], columns[1])), *enumerate(zip(columns[2], columns[3]))]:
+            if len(x) != len(y):
+                raise UserError(f"Client {j} has {len(x)} inputs but {len(y)} labels.")
+            if x.shape[1:] != columns[0][0].shape[1:]:
+                raise UserError(f"Client {j} has inputs of shape {tuple(x.shape[1:])}; all clients need the same shape.")
+        x_train, y_train, x_test, y_test = (torch.cat(column) for column in columns)
+        y_train, y_test = y_train.long(), y_test.long()
+        known = 1 + int(max(y.max() for y in (y_train, y_test) if len(y)))
+        names = tuple(classes) if classes is not None else tuple(str(c) for c in range(known))
+        if known > len(names) or min(int(y.min()) for y in (y_train, y_test) if len(y)) < 0:
+            raise UserError(f"Labels must be whole numbers from 0 to {len(names) - 1}, one for each class.")
+
+        def spans(parts: list[Tensor]) -> list[Indices]:
+            ends = np.cumsum([len(part) for part in parts])
+            return [np.arange(end - len(part), end, dtype=np.int64) for part, end in zip(parts, ends, strict=True)]
+
+        shards = tuple(
+            Shard(str(j), train, (test,), tuple(names[c] for c in columns[1][j].unique().tolist()))
+            for j, (train, test) in enumerate(zip(spans(columns[1]), spans(columns[3]), strict=True))
+        )
+        return Federation(name, Split(x_train, y_train), Split(x_test, y_test), shards, names)

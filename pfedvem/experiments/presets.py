@@ -1,0 +1,37 @@
+"""Settings that belong to a data set: its network, and each method's hyper-parameters on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pfedvem.algorithms import AnyAlgorithm
+
+NETWORKS = {
+    "digits": "mlp",
+    "fmnist": "mlp",
+    "mnist": "mlp",
+    "mnist-writers": "mlp",
+    "cifar10": "lenet",
+    "digit5": "lenet",
+    "cifar100": "cnn6",
+    "sun397": "cnn6",
+}
+
+ROUNDS = {"digits": 60}
+
+# What is not here keeps the method's own defaults, which are the settings published for CIFAR-10.
+ALGORITHMS: dict[tuple[str, str], dict[str, Any]] = {
+    # Published with the paper's code.
+    ("cifar100", "pfedvem"): {"batch_size": 50, "lr_base": 1e-2, "head_epochs": 20},
+    # Found by trying: 90.5 / 84.3 after 100 rounds with 100 clients, against 90.2 / 81.2 with scale 1.
+    ("fmnist", "pfedvem"): {"scale": 0.1},
+}
+
+
+def preset(dataset: str, method: type[AnyAlgorithm]) -> dict[str, Any]:
+    """The values of the configuration tree that this data set and method start from."""
+    values: dict[str, Any] = {"network": NETWORKS.get(dataset, "mlp")}
+    rounds = method.default_rounds or ROUNDS.get(dataset)
+    if rounds is not None:
+        values["rounds"] = rounds
+    return {**values, "algorithm": ALGORITHMS.get((dataset, method.name), {})}

@@ -1,0 +1,48 @@
+"""From a configuration to a result: what ``pfedvem run`` calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pfedvem.algorithms.local import Local
+from pfedvem.data import load_federation
+from pfedvem.experiments.config import Config
+from pfedvem.experiments.presets import preset
+from pfedvem.models import build
+from pfedvem.simulation.fit import fit
+from pfedvem.simulation.results import Result
+from pfedvem.simulation.rounds import Progress
+
+
+def run(config: Config, *, out: Path | None = None, resume: bool = False, progress: Progress | None = None) -> Result:
+    """Loads the data, builds the network and trains."""
+    federation = load_federation(config.data, config.seed)
+    progress = progress or Progress()
+    for note in federation.notes:
+        progress.note(note)
+    model = build(config.network, federation.shape, len(federation.classes), config.seed)
+    compare = config.alone and config.method != Local.name
+    return fit(
+        config.algorithm,
+        model,
+        federation,
+        rounds=config.rounds,
+        participation=config.participation,
+        seed=config.seed,
+        eval_every=config.eval_every,
+        alone=Local(**preset(config.data.dataset, Local)["algorithm"]) if compare else None,
+        out=out,
+        resume=resume,
+        checkpoint_every=config.checkpoint_every,
+        settings=config.dump(),
+        progress=progress,
+    )
+
+
+def next_folder(config: Config, parent: Path = Path("runs")) -> Path:
+    """A folder for a run that was given none: runs/DATASET-METHOD-1, or the next free number."""
+    stem = f"{config.data.dataset}-{config.method}".replace("/", "-").strip(".-")
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"

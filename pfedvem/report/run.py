@@ -1,0 +1,88 @@
+"""A run on the terminal: the live progress bar and the table at its end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pfedvem.simulation.results import Result, spread
+from pfedvem.simulation.rounds import Progress, State
+
+
+def shown(value: float | None, digits: int = 1) -> str:
+    """A number for people; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+class LiveProgress(Progress):
+    """A bar with the round, PM and GM accuracy and the time left; fractions of a round count too."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("round {task.fields[round]}/{task.total:.0f}"),
+            TextColumn("{task.fields[scores]}", style="green"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._round = 0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def stage(self, title: str, done: int, rounds: int) -> None:
+        self._round = done
+        self._task = self._bar.add_task(title, total=rounds, completed=done, round=done, scores="")
+
+    def note(self, text: str) -> None:
+        self._console.print(f"[yellow]note[/] {text}", highlight=False)
+
+    def client(self, done: int, clients: int) -> None:
+        assert self._task is not None
+        self._bar.update(self._task, completed=self._round + done / clients)
+
+    def round(self, state: State) -> None:
+        assert self._task is not None
+        self._round = state.round
+        last: dict[str, Any] = state.history[-1] if state.history else {}
+        scores = "  ".join(f"{key.upper()} {last[key]:.1f}%" for key in ("pm", "gm") if last.get(key) is not None)
+        self._bar.update(self._task, completed=state.round, round=state.round, scores=scores)
+
+
+def summary_table(result: Result) -> Table:
+    """The end of a run: personalised models, global model, small clients, clients alone, time."""
+    summary, setup = result.summary, result.setup
+    title = f"{setup.algorithm.title} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
+    table = Table(title=title, title_justify="left", show_header=True, header_style="bold")
+    table.add_column("")
+    table.add_column("accuracy (%)", justify="right")
+    table.add_column("over clients")
+    pm = result.state.scores.accuracy
+    if summary["pm"] is not None:
+        known = 100 * pm[~pm.isnan()].double()
+        low, middle, high = (float(known.quantile(q)) for q in (0.0, 0.5, 1.0))
+        over = f"sd {100 * spread(pm):.1f}, min {low:.1f}, median {middle:.1f}, max {high:.1f}"
+        table.add_row("personalised models (PM)", f"[bold]{shown(summary['pm'])}[/]", over)
+        small = f"the {len(result.small_clients)} with the least data"
+        table.add_row("  smallest 10% of clients", shown(summary["small_clients_pm"]), small)
+    if summary["alone_pm"] is not None and result.alone is not None:
+        gains = int((pm > result.alone.accuracy).sum())
+        over = f"{gains} of {len(pm)} clients gain by joining" if summary["pm"] is not None else "their own models"
+        table.add_row("clients alone (Local)", shown(summary["alone_pm"]), over)
+    if summary["gm"] is not None:
+        table.add_row("global model (GM)", shown(summary["gm"]), "on the complete test set")
+    table.add_row("wall-clock", f"{summary['seconds']:.1f} s", f"{summary['seconds'] / summary['rounds']:.2f} s a round")
+    return table

@@ -1,0 +1,1 @@
+"""Time and machines: the round loop, where cohorts run, evaluation and checkpoints."""

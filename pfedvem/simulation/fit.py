@@ -1,0 +1,162 @@
+"""``fit``: trains a federation from start to finish, with files, checkpoints and resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from torch import nn
+
+from pfedvem.algorithms.base import AnyAlgorithm
+from pfedvem.algorithms.local import Local
+from pfedvem.data.federation import Federation
+from pfedvem.errors import UserError
+from pfedvem.models import Model
+from pfedvem.simulation import checkpoints
+from pfedvem.simulation.executors import Sequential
+from pfedvem.simulation.results import Result, write_metrics
+from pfedvem.simulation.rounds import Progress, State, simulate, start
+from pfedvem.simulation.work import Scores, Setup
+
+# Settings that may change when a run goes on: they say where and how long it runs, not what it computes.
+FREE = {"rounds", "executor", "workers", "checkpoint_every", "alone", "data.root"}
+
+
+class Interrupted(Exception):
+    """A run was stopped by Ctrl-C after ``rounds`` complete rounds, which are saved in ``out`` if there is one."""
+
+    def __init__(self, rounds: int, out: Path | None) -> None:
+        super().__init__(f"Stopped after round {rounds}.")
+        self.rounds, self.out = rounds, out
+
+
+def fit(
+    algorithm: AnyAlgorithm,
+    model: Model | nn.Module,
+    federation: Federation,
+    *,
+    rounds: int = 100,
+    participation: float = 0.1,
+    seed: int = 0,
+    eval_every: int = 5,
+    alone: Local | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Trains ``algorithm`` on a federation.
+
+    Args:
+        algorithm: a method with its hyper-parameters, such as ``PFedVEM(lr_head=0.01)``.
+        model: any network that ends in a linear layer, or an already split ``Model``.
+        federation: the clients' data.
+        participation: the probability that a client uploads in a round.
+        eval_every: rounds between evaluations; the last round is always evaluated.
+        alone: also train every client without the federation, by this method, and report it beside.
+        out: a folder for the run's files and checkpoints; without one, nothing is written.
+        resume: go on from the newest checkpoint in ``out``, if there is one.
+        settings: what the run was configured with, to be saved as config.toml; by default these arguments.
+    """
+    model = model if isinstance(model, Model) else Model(model)
+    model.check(federation.inputs(federation.train.x[:2]))
+    if model.classes != len(federation.classes):
+        raise UserError(f"The network has {model.classes} outputs for {len(federation.classes)} classes.")
+    for name, value, lowest in (("rounds", rounds, 1), ("eval_every", eval_every, 0), ("checkpoint_every", checkpoint_every, 1)):
+        if value < lowest:
+            raise UserError(f"{name} must be at least {lowest}, not {value}.")
+    if not 0 < participation <= 1:
+        raise UserError(f"participation must be above 0 and at most 1, not {participation}.")
+    progress = progress or Progress()
+    setup = Setup(algorithm, model, federation, seed)
+    state = start(setup)
+
+    saved = settings or {
+        "method": algorithm.name,
+        "rounds": rounds,
+        "participation": participation,
+        "seed": seed,
+        "eval_every": eval_every,
+        "algorithm": algorithm.model_dump(),
+    }
+    folder = Path(out) if out is not None else None
+    identity = _identity(saved, setup)
+    if folder is not None:
+        state = _open(folder, state, identity, resume, rounds, progress)
+        checkpoints.replace(folder / "config.toml", tomli_w.dumps(saved).encode())
+        write_metrics(folder, state)
+
+    def after_round(latest: State) -> None:
+        nonlocal state
+        state = latest
+        if folder is not None and (latest.round % checkpoint_every == 0 or latest.round == rounds):
+            checkpoints.save(folder / "checkpoint", latest, identity)
+            if latest.history and latest.history[-1]["round"] == latest.round:
+                write_metrics(folder, latest)
+
+    executor = Sequential()
+    try:
+        progress.stage(algorithm.title, state.round, rounds)
+        options = {"participation": participation, "eval_every": eval_every, "executor": executor}
+        simulate(setup, state, rounds=rounds, progress=progress, after_round=after_round, **options)
+        scores = _alone(setup, alone, progress) if alone is not None else None
+    except KeyboardInterrupt:
+        if folder is not None and state.round > 0:
+            checkpoints.save(folder / "checkpoint", state, identity)
+            write_metrics(folder, state)
+        raise Interrupted(state.round, folder) from None
+    result = Result(setup, state, scores, folder)
+    if folder is not None:
+        result.write(folder)
+    return result
+
+
+def _alone(setup: Setup, algorithm: Local, progress: Progress) -> Scores:
+    """The scores of clients that train alone, from the same initial weights."""
+    progress.stage("alone", 0, 1)
+    solo = Setup(algorithm, setup.model, setup.federation, setup.seed)
+    options: dict[str, Any] = {"participation": 1.0, "eval_every": 0, "executor": Sequential()}
+    done = simulate(solo, start(solo), rounds=1, progress=progress, after_round=lambda state: None, **options)
+    return done.scores
+
+
+def _open(
+    folder: Path, state: State, identity: Mapping[str, Any], resume: bool, rounds: int, progress: Progress
+) -> State:
+    """Prepares the folder of a run; gives the state to go on from."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, not the folder of a run.")
+    if not resume:
+        if (folder / "checkpoint").exists() or (folder / "summary.json").exists():
+            raise UserError(f"{folder} holds a run already; go on with --resume, or choose another --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        return state
+    found, warnings = checkpoints.load(folder / "checkpoint", state, identity)
+    for warning in warnings:
+        progress.note(warning)
+    if found is None:
+        progress.note(f"There is no checkpoint in {folder}: starting from the first round.")
+        folder.mkdir(parents=True, exist_ok=True)
+        return state
+    ended = bool(found.history) and found.history[-1]["round"] == rounds
+    if found.round > rounds or (found.round == rounds and not ended):
+        raise UserError(f"{folder} has {found.round} rounds already; ask for more than that, not for {rounds}.")
+    progress.note(f"Going on after round {found.round}.")
+    return found
+
+
+def _identity(settings: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
+    """What a checkpoint must share with the run that goes on from it, as dotted keys."""
+
+    def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, value in values.items():
+            out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        return out
+
+    same = {key: value for key, value in flat(settings).items() if key not in FREE}
+    shapes = {name: list(leaf.shape) for name, leaf in setup.model.initial.theta.items()}
+    return {**same, "data": setup.federation.fingerprint(), "network shapes": shapes}

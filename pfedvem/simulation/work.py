@@ -1,0 +1,99 @@
+"""What one cohort does in one round: train, perhaps contribute, perhaps be evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfedvem.algorithms.base import AnyAlgorithm
+from pfedvem.data.federation import Federation
+from pfedvem.models import Model, Params
+from pfedvem.rng import Rng
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same for a whole run."""
+
+    algorithm: AnyAlgorithm
+    model: Model
+    federation: Federation
+    seed: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cohort of clients in a round, and what is wanted of it."""
+
+    round: int
+    clients: tuple[int, ...]
+    upload: bool
+    evaluate: bool
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracy (0 to 1) and negative log-likelihood, a value a client; nan where there is no test data."""
+
+    accuracy: Tensor
+    nll: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job: the clients as they now are, their uploads and their scores, where asked for."""
+
+    job: Job
+    client: Any
+    up: Any
+    scores: Scores | None
+
+
+def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
+    """Does a job. A pure function of its arguments: this is what executors run."""
+    algorithm, model = setup.algorithm, setup.model
+    data = setup.federation.cohort(job.clients)
+    rng = Rng(setup.seed, job.round, job.clients)
+    client, carry = algorithm.adapt(model, down, client, data, rng)
+    if not (job.upload or job.evaluate):
+        return Outcome(job, client, None, None)
+    up, contributed = algorithm.contribute(model, down, client, carry, data, rng)
+    scores = None
+    if job.evaluate:
+        personal = algorithm.personal(down, contributed, up, rng)
+        scores = score_clients(setup, personal, job.clients) if personal is not None else None
+    # State that counts only with the upload (a control variate, say) stays as it was where nothing was uploaded.
+    return Outcome(job, contributed if job.upload else client, up if job.upload else None, scores)
+
+
+def score_clients(setup: Setup, personal: Params, clients: tuple[int, ...]) -> Scores:
+    """Tests each personalised model on the test data of all that its client owns."""
+    rows = []
+    for row, j in enumerate(clients):
+        own = Params({key: value[row : row + 1] for key, value in personal.theta.items()}, personal.w[row : row + 1])
+        rows.append(score(setup, own, setup.federation.test_indices(j)))
+    accuracy, nll = zip(*rows, strict=True)
+    return Scores(torch.tensor(accuracy), torch.tensor(nll))
+
+
+def score_general(setup: Setup, general: Params) -> tuple[float, float]:
+    """Tests the global model on the complete test set."""
+    one = Params({key: value.unsqueeze(0) for key, value in general.theta.items()}, general.w.unsqueeze(0))
+    return score(setup, one, setup.federation.general_indices())
+
+
+@torch.no_grad()
+def score(setup: Setup, params: Params, test: Tensor) -> tuple[float, float]:
+    """Accuracy and mean NLL of one network (cohort of one) on these test samples."""
+    if len(test) == 0:
+        return float("nan"), float("nan")
+    correct, loss = 0, 0.0
+    for part in test.split(2000):
+        x, y = setup.federation.inputs(setup.federation.test.x[part]), setup.federation.test.y[part]
+        log_p = setup.model.log_probabilities(params, x.unsqueeze(0))[0]
+        correct += int((log_p.argmax(1) == y).sum())
+        loss -= float(log_p.gather(1, y.unsqueeze(1)).sum())
+    return correct / len(test), loss / len(test)

@@ -1,0 +1,105 @@
+"""Trees of tensors: frozen dataclasses and dicts whose leaves are tensors.
+
+What a server keeps, what a client keeps and what goes over the wire are such trees, so stacking clients, saving a
+checkpoint and sending a message are each one function for all methods.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def _children(tree: Any) -> list[tuple[str, Any]] | None:
+    """The named parts of a node; None for a leaf."""
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    if dataclasses.is_dataclass(tree):
+        return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree)]
+    if tree is None:
+        return []
+    if isinstance(tree, Tensor):
+        return None
+    raise TypeError(f"A tree holds tensors, dicts, dataclasses and None, not {type(tree).__name__}.")
+
+
+def _rebuild(like: Any, leaves: Iterator[Tensor]) -> Any:
+    children = _children(like)
+    if children is None:
+        return next(leaves)
+    values = {name: _rebuild(child, leaves) for name, child in children}
+    if like is None:
+        return None
+    return values if isinstance(like, Mapping) else type(like)(**values)
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """All tensors, in a fixed order."""
+    children = _children(tree)
+    if children is None:
+        return [tree]
+    return [leaf for _, child in children for leaf in leaves(child)]
+
+
+def rebuild(like: T, new: Sequence[Tensor]) -> T:
+    """A tree of the same structure with these leaves."""
+    tree: T = _rebuild(like, iter(new))
+    return tree
+
+
+def named(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The leaves by their dotted names, as in ``theta.conv1.weight``."""
+    children = _children(tree)
+    if children is None:
+        return {prefix: tree}
+    return {
+        name: leaf
+        for key, child in children
+        for name, leaf in named(child, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def map(fn: Callable[..., Tensor], *trees: T) -> T:
+    """Applies ``fn`` to the leaves that stand at the same place."""
+    columns = [leaves(tree) for tree in trees]
+    return rebuild(trees[0], [fn(*row) for row in zip(*columns, strict=True)])
+
+
+def cat(trees: Sequence[T]) -> T:
+    """Joins cohorts along the client dimension."""
+    return map(lambda *parts: torch.cat(parts), *trees)
+
+
+def take(tree: T, clients: Sequence[int]) -> T:
+    """The rows of these clients, copied."""
+    index = torch.tensor(clients, dtype=torch.long)
+    return map(lambda leaf: leaf[index], tree)
+
+
+def put(tree: T, clients: Sequence[int], rows: T) -> T:
+    """A copy of ``tree`` in which these clients' rows are replaced."""
+    index = torch.tensor(clients, dtype=torch.long)
+    return map(lambda leaf, new: leaf.index_copy(0, index, new), tree, rows)
+
+
+def expand(tree: T, clients: int) -> T:
+    """The same value for each of so many clients: every leaf gets a leading client dimension (a view, not a copy)."""
+    return map(lambda leaf: leaf.expand(clients, *leaf.shape), tree)
+
+
+def weighted_mean(tree: T, weights: Tensor) -> T:
+    """The mean over the client dimension by ``weights`` (C,); whole-number leaves (counters) are rounded."""
+    share = (weights / weights.sum()).to(torch.float64)
+
+    def mean(leaf: Tensor) -> Tensor:
+        # Summed in double precision, so that the order of the clients shows in no digit that is kept.
+        value = torch.tensordot(share, leaf.to(torch.float64), dims=1)
+        return (value if leaf.is_floating_point() else value.round()).to(leaf.dtype)
+
+    return map(mean, tree)
