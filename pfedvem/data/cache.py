@@ -29,16 +29,14 @@ def folder() -> Path:
 
 
 def path_for(name: str, how: Mapping[str, Any]) -> Path:
-    """The cache file of a data set that is read in this way (``how``: everything that changes the arrays)."""
-    digest = hashlib.sha256(json.dumps(how, sort_keys=True, default=str).encode()).hexdigest()
-    return folder() / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', name).strip('-')[-60:]}-{digest[:12]}.safetensors"
+    """The cache file of a data set that is read in this way (``how``: all that decides what the arrays are)."""
+    digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
+    return folder() / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}-{digest[:12]}.safetensors"
 
 
 def state_of(where: Path) -> str:
     """A digest of the names, sizes and times of all files of a folder: it changes when the data does."""
-    files = sorted(
-        (os.path.join(base, name) for base, _, names in os.walk(where, followlinks=True) for name in names),
-    )
+    files = sorted(os.path.join(base, name) for base, _, names in os.walk(where, followlinks=True) for name in names)
     rows = [(file, stat.st_size, stat.st_mtime_ns) for file in files for stat in (os.stat(file),)]
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
@@ -46,7 +44,7 @@ def state_of(where: Path) -> str:
 def load(path: Path, made_from: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The tensors and the notes kept with them, or None where there is nothing, or nothing that is still right."""
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
             if about.get("layout") != _LAYOUT or about.get("made_from") != made_from:
                 return None

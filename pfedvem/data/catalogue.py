@@ -84,7 +84,7 @@ CATALOGUE = {
             "digit5",
             "Digit-Five: digits of five domains (MNIST, SVHN, USPS, MNIST-M, synthetic), 32x32",
             "five data sets",
-            "those of its domains",
+            "varies",
             {"partition": "domains", "labels_per_client": 5, "clients": 100, "image_size": 32},
         ),
         Entry(

@@ -47,8 +47,13 @@ def from_arrays(
     needs one. Without test data some is held out. ``settings`` are further fields of DataSettings, such as ``sizes``.
     """
     chosen = DataSettings(dataset="arrays", clients=clients, partition=partition, **settings)
-    if partition in ("subclasses", "domains", "natural") and group is None:
-        raise UserError(f"The partition '{partition}' needs each sample's subclass, domain or client id as group.")
+    grouped = partition in ("subclasses", "domains")
+    needed = (grouped or partition == "natural", grouped and x_test is not None)
+    if any(need and part is None for need, part in zip(needed, (group, group_test), strict=True)):
+        raise UserError(
+            f"The partition '{partition}' needs each sample's subclass, domain or client id as group, and as group_test "
+            "that of each test sample."
+        )
     groups, numbers = _number(group, group_test)
     train = _samples(x, y, numbers[0])
     test = None if x_test is None else _samples(x_test, y_test, numbers[1])
@@ -180,18 +185,25 @@ def _federation(
     notes = source.notes
     if untested:
         notes = (*notes, f"{untested} of {len(shards)} clients have no test data; they train but are not tested.")
-    splits = (Split(side.x, torch.from_numpy(side.y)) for side in (train, test))
     return Federation(
-        source.name, *splits, tuple(shards), source.classes, source.mean, source.std, notes, general
+        name=source.name,
+        train=Split(train.x, torch.from_numpy(train.y)),
+        test=Split(test.x, torch.from_numpy(test.y)),
+        shards=tuple(shards),
+        classes=source.classes,
+        mean=source.mean,
+        std=source.std,
+        notes=notes,
+        general=general,
     )
 
 
 def _samples(x: Any, y: Any, group: Indices | None) -> Samples:
     inputs: Tensor = torch.as_tensor(x)
-    if inputs.dtype == torch.uint8:
-        inputs = inputs.unsqueeze(1) if inputs.ndim == 3 else inputs
-    else:
+    if inputs.dtype != torch.uint8:
         inputs = inputs.float()
+    elif inputs.ndim == 3:
+        inputs = inputs.unsqueeze(1)
     labels = np.asarray(y, dtype=np.int64)
     if len(inputs) != len(labels) or (group is not None and len(group) != len(labels)):
         raise UserError("There must be one label, and one group if you give groups, for each input.")

@@ -93,8 +93,14 @@ def deal_domains(
     return hands
 
 
-def cut(types: Indices, owned: Sequence[Sequence[int]], rng: np.random.Generator, sizes: Sizes = "slices",
-        cuts: Cuts = "shared", describe: Describe = _name) -> list[Indices]:  # fmt: skip
+def cut(
+    types: Indices,
+    owned: Sequence[Sequence[int]],
+    rng: np.random.Generator,
+    sizes: Sizes = "slices",
+    cuts: Cuts = "shared",
+    describe: Describe = _name,
+) -> list[Indices]:
     """Shuffles the samples of each type and cuts them among the clients that own it. Returns each client's samples.
 
     Random slicing cuts at points drawn uniformly at random. The gaps between such points are distributed as
@@ -208,9 +214,9 @@ def first_of_each(types: Indices, total: int, describe: Describe = _name) -> Ind
 def _slices(samples: Indices, weights: NDArray[np.float64]) -> list[Indices]:
     """Cuts the samples into one part for each weight, in proportion to it but never empty."""
     n, m = len(samples), len(weights)
-    shares = np.cumsum(weights / weights.sum())[:-1]
-    # Every part first gets one sample, which keeps the cut points apart; the shares place what is left.
-    points = np.arange(1, m) + np.minimum(np.floor(shares * (n - m + 1)), n - m).astype(np.int64)
+    ends = np.cumsum(weights)
+    # Every part first gets one sample, which keeps the cut points apart; the weights place what is left.
+    points = np.arange(1, m) + np.minimum(np.floor(ends[:-1] * (n - m + 1) / ends[-1]), n - m).astype(np.int64)
     return np.split(samples, points)
 
 
@@ -232,7 +238,7 @@ def _check_each(each: int, kinds: int, clients: int, what: str, where: str, grou
 def _check_given(sizes: Sequence[float], clients: int) -> NDArray[np.float64]:
     weights = np.asarray(sizes, dtype=np.float64)
     if len(weights) != clients:
-        raise UserError(f"The list of sizes has {len(weights)} numbers for {clients} clients; give one for each client.")
+        raise UserError(f"The list of sizes has {len(weights)} numbers for {clients} clients; give one for each.")
     if not (np.isfinite(weights) & (weights > 0)).all():
         raise UserError("All sizes in the list must be positive numbers.")
     return weights

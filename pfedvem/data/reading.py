@@ -141,7 +141,7 @@ def _image_column(data: Dataset, column: str | None) -> str:
         return _known(data, column)
     from datasets import Image
 
-    found = [name for name, feature in data.features.items() if isinstance(feature, Image)]
+    found: list[str] = [name for name, feature in data.features.items() if isinstance(feature, Image)]
     found = found or [name for name in _IMAGE_NAMES if name in data.column_names]
     if len(found) != 1:
         what = "no column of images" if not found else f"several columns of images ({', '.join(found)})"
@@ -154,11 +154,12 @@ def _label_column(data: Dataset, column: str | None) -> str:
         return _known(data, column)
     from datasets import ClassLabel
 
-    found = [name for name, feature in data.features.items() if isinstance(feature, ClassLabel)]
+    found: list[str] = [name for name, feature in data.features.items() if isinstance(feature, ClassLabel)]
     found = ["label"] if "label" in data.column_names else found
     if len(found) != 1:
         raise UserError(
-            f"It is not clear which column holds the labels; name one of {', '.join(data.column_names)} as label_column."
+            f"It is not clear which column holds the labels; name it as label_column, one of "
+            f"{', '.join(data.column_names)}."
         )
     return found[0]
 
@@ -169,8 +170,8 @@ def _encoded(data: Dataset, column: str) -> list[Encoded]:
 
     if isinstance(data.features[column], Image):
         data = data.cast_column(column, Image(decode=False))
-    rows: Sequence[Any] = data.with_format("arrow")[column].to_pylist()
-    files = [(row.get("bytes") or row.get("path")) if isinstance(row, dict) else row for row in rows]
+    rows: list[Any] = data.with_format("arrow")[column].to_pylist()
+    files: list[Any] = [(row.get("bytes") or row.get("path")) if isinstance(row, dict) else row for row in rows]
     if not all(isinstance(file, (bytes, str)) for file in files):
         raise UserError(f"The column {column!r} does not hold images; name the column that does as image_column.")
     return files

@@ -16,7 +16,7 @@ Partition = Literal["labels", "subclasses", "domains", "dirichlet", "iid", "natu
 class DataSettings(BaseModel):
     """Which data, and who owns it. What is not given comes from the data set's preset, then from the defaults here."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: str = Field("digits", description="A name of `pfedvem data list`, a hub id owner/name, or a folder.")
     root: Path | None = Field(
@@ -73,7 +73,7 @@ class DataSettings(BaseModel):
         if self.pm_test == "published" and self.partition != "subclasses":
             raise ValueError("pm_test 'published' is a flaw of the partition 'subclasses'; use 'owned' with any other")
         if not isinstance(self.sizes, str) and len(self.sizes) != self.clients:
-            raise ValueError(f"sizes has {len(self.sizes)} weights for {self.clients} clients; give one for each client")
+            raise ValueError(f"sizes has {len(self.sizes)} weights for {self.clients} clients; give one for each")
         return self
 
 

@@ -15,11 +15,13 @@ from pfedvem.data import cache, sun397
 from pfedvem.data.catalogue import DIGIT_FIVE, find, locate
 from pfedvem.data.images import decode
 from pfedvem.data.partitions import Indices, hold_out
-from pfedvem.data.reading import Column, read
+from pfedvem.data.reading import Table, read
 from pfedvem.data.settings import DataSettings
 from pfedvem.errors import UserError
 
 _GROUP_COLUMN = {"subclasses": "subclass_column", "domains": "domain_column", "natural": "client_column"}
+_GROUP_NAME = {"subclasses": "subclasses", "domains": "domains", "natural": "client ids"}
+_OWN_GROUPS = {"digits": None, "sun397": "subclasses", "digit5": "domains"}  # what has groups without a column for them
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,29 @@ def load_source(settings: DataSettings) -> Source:
     """The data set of these settings, from the cache if it was read before."""
     entry = find(settings.dataset)
     kind = entry.name if entry and entry.name in _READERS else "images"
-    how = _how(settings, kind)
-    if kind == "digits":
-        made_from = "scikit-learn"
-    elif kind == "digit5":
-        made_from = repr([_state(name, where) for name, where in _digit_five(settings).items()])
-    else:
-        made_from = _state("", locate(settings.dataset, settings.root))
-    path = cache.path_for(settings.dataset, how)
+    if settings.partition in _GROUP_COLUMN and _OWN_GROUPS.get(kind, settings.partition) != settings.partition:
+        what = _GROUP_NAME[settings.partition]
+        raise UserError(f"{settings.dataset} has no {what}, which the partition '{settings.partition}' deals by.")
+    places = _places(settings, kind)
+    group = _GROUP_COLUMN.get(settings.partition)
+    how = {
+        "kind": kind,
+        "where": [str(place.resolve()) if isinstance(place, Path) else place for place in places],
+        "image": settings.image_column,
+        "label": settings.label_column,
+        "group": group and [group, getattr(settings, group)],
+        "image_size": settings.image_size,
+        "holdout": None if settings.partition == "natural" else settings.holdout,
+    }
+    # A data set on the hub is taken not to change.
+    made_from = repr([cache.state_of(place) if isinstance(place, Path) else place for place in places])
+    path = cache.path_for(entry.name if entry else Path(settings.dataset).name, how)
     kept = cache.load(path, made_from)
     if kept is not None:
         return _unpack(settings.dataset, *kept)
     source = _with_constants(with_test(_READERS[kind](settings), settings))
-    cache.save(path, made_from, *_pack(source))
+    if kind != "digit5" or len(source.groups) == len(places) - places.count(None):  # else a download failed: try again
+        cache.save(path, made_from, *_pack(source))
     return source
 
 
@@ -84,28 +96,19 @@ def channel_constants(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(value if value > 0 else 1.0 for value in std.tolist())
 
 
-def _how(settings: DataSettings, kind: str) -> dict[str, Any]:
-    """Everything that decides what the arrays of a data set are, apart from the files."""
-    where = None if kind in ("digits", "digit5") else str(locate(settings.dataset, settings.root))
-    if where is not None and Path(where).is_dir():
-        where = str(Path(where).resolve())
-    if kind == "digit5" and settings.root is not None:
-        where = str(settings.root.expanduser().resolve())
-    group = _GROUP_COLUMN.get(settings.partition)
-    return {
-        "kind": kind,
-        "where": where,
-        "image": settings.image_column,
-        "label": settings.label_column,
-        "group": group and (group, getattr(settings, group)),
-        "image_size": settings.image_size,
-        "holdout": None if settings.partition == "natural" else settings.holdout,
-    }
-
-
-def _state(name: str, where: Path | str | None) -> str:
-    """What a data set is made from: the files of a folder, or a hub id, which is taken not to change."""
-    return f"{name} {cache.state_of(where) if isinstance(where, Path) else where}"
+def _places(settings: DataSettings, kind: str) -> list[Path | str | None]:
+    """Where the data is read from: folders and hub ids, None for a domain that is nowhere."""
+    if kind == "digits":
+        return []
+    if kind != "digit5":
+        return [locate(settings.dataset, settings.root)]
+    places: list[Path | str | None] = []
+    for hub in DIGIT_FIVE.values():
+        try:
+            places.append(locate(hub, settings.root))
+        except UserError:
+            places.append(None)
+    return places
 
 
 def _read_digits(_: DataSettings) -> Source:
@@ -118,18 +121,15 @@ def _read_digits(_: DataSettings) -> Source:
 
 
 def _read_images(settings: DataSettings) -> Source:
-    group = _GROUP_COLUMN.get(settings.partition)
-    column = None if group is None else getattr(settings, group)
-    if group is not None and column is None:
-        what = {"subclasses": "subclasses", "domains": "domains", "natural": "client ids"}[settings.partition]
-        raise UserError(f"The partition '{settings.partition}' needs the column of the {what}; name it as {group}.")
-    table = read(locate(settings.dataset, settings.root), settings.image_column, settings.label_column, column)
-    x = torch.from_numpy(decode([*table.train, *table.test], settings.image_size))
-    n = len(table.train)
-    groups = table.group or Column(*[np.empty(0, dtype=np.int64)] * 2, names=())
-    train = Samples(x[:n], table.labels.train, None if table.group is None else groups.train)
-    test = Samples(x[n:], table.labels.test, None if table.group is None else groups.test) if table.test else None
-    return Source(settings.dataset, train, test, table.labels.names, groups.names, notes=table.notes)
+    column = _GROUP_COLUMN.get(settings.partition)
+    group = column and getattr(settings, column)
+    if column and not group:
+        what = _GROUP_NAME[settings.partition]
+        raise UserError(f"The partition '{settings.partition}' needs the column of the {what}; name it as {column}.")
+    table = read(locate(settings.dataset, settings.root), settings.image_column, settings.label_column, group)
+    train, test = _decode(table, settings.image_size)
+    groups = table.group.names if table.group else ()
+    return Source(settings.dataset, train, test, table.labels.names, groups, notes=table.notes)
 
 
 def _read_sun397(settings: DataSettings) -> Source:
@@ -144,48 +144,43 @@ def _read_sun397(settings: DataSettings) -> Source:
 
 def _read_digit_five(settings: DataSettings) -> Source:
     """Those of the five domains that are there, all in colour and of one size."""
-    parts: list[tuple[Samples, Samples]] = []
-    found: list[str] = []
-    for name, where in _digit_five(settings).items():
-        try:
-            table = None if where is None else read(where)
-        except UserError:
-            table = None
-        if table is None or not table.test:
-            continue
-        x = torch.from_numpy(decode([*table.train, *table.test], settings.image_size, colour=True))
-        n, here = len(table.train), len(found)
-        sides = ((x[:n], table.labels.train), (x[n:], table.labels.test))
-        train, test = (Samples(pixels, y, np.full(len(y), here)) for pixels, y in sides)
-        parts.append((train, test))
-        found.append(name)
-    missing = [name for name in DIGIT_FIVE if name not in found]
-    if not found:
-        place = f"in {settings.root}" if settings.root else "on the Hugging Face hub; --data-root DIR reads local copies"
-        raise UserError(f"None of the five data sets of Digit-Five could be found {place}.")
-    notes = (f"Digit-Five has {len(found)} of its 5 domains; missing: {', '.join(missing)}.",) if missing else ()
-    train, test = (_join(side) for side in zip(*parts, strict=True))
     digits = tuple(str(digit) for digit in range(10))
+    found: dict[str, Source] = {}
+    for name, place in zip(DIGIT_FIVE, _places(settings, "digit5"), strict=True):
+        if place is None:
+            continue
+        try:
+            table = read(place)
+        except UserError:
+            if isinstance(place, Path):
+                raise
+            continue  # not to be had from the hub now
+        found[name] = with_test(Source(name, *_decode(table, settings.image_size, colour=True), digits), settings)
+    if not found:
+        place = settings.root or "the Hugging Face hub"
+        raise UserError(f"{place} has none of the data sets of Digit-Five; --data-root DIR reads local copies.")
+    missing = ", ".join(name for name in DIGIT_FIVE if name not in found)
+    notes = (f"Digit-Five has {len(found)} of its 5 domains; missing: {missing}.",) if missing else ()
+    train = _join([part.train for part in found.values()])
+    test = _join([part.test for part in found.values() if part.test is not None])
     return Source(settings.dataset, train, test, digits, tuple(found), notes=notes)
 
 
 _READERS = {"digits": _read_digits, "images": _read_images, "sun397": _read_sun397, "digit5": _read_digit_five}
 
 
-def _digit_five(settings: DataSettings) -> dict[str, Path | str | None]:
-    """Where each domain is, None if nowhere."""
-    places: dict[str, Path | str | None] = {}
-    for name, hub in DIGIT_FIVE.items():
-        try:
-            places[name] = locate(hub, settings.root)
-        except UserError:
-            places[name] = None
-    return places
+def _decode(table: Table, size: int | None, colour: bool = False) -> tuple[Samples, Samples | None]:
+    x = torch.from_numpy(decode([*table.train, *table.test], size, colour))
+    n, group = len(table.train), table.group
+    train = Samples(x[:n], table.labels.train, group.train if group else None)
+    return train, Samples(x[n:], table.labels.test, group.test if group else None) if table.test else None
 
 
-def _join(parts: Sequence[Samples]) -> Samples:
-    groups = [part.group for part in parts if part.group is not None]
-    return Samples(torch.cat([part.x for part in parts]), np.concatenate([part.y for part in parts]), np.concatenate(groups))
+def _join(domains: Sequence[Samples]) -> Samples:
+    """All domains as one, each sample with the number of its domain as its group."""
+    numbers = [np.full(len(part), i, dtype=np.int64) for i, part in enumerate(domains)]
+    labels = np.concatenate([part.y for part in domains])
+    return Samples(torch.cat([part.x for part in domains]), labels, np.concatenate(numbers))
 
 
 def with_test(source: Source, settings: DataSettings) -> Source:
@@ -208,7 +203,7 @@ def _with_constants(source: Source) -> Source:
 
 
 def _pack(source: Source) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for side, samples in (("train", source.train), ("test", source.test)):
         if samples is not None:
             tensors |= {f"{side}.x": samples.x.contiguous(), f"{side}.y": torch.from_numpy(samples.y)}

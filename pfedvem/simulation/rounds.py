@@ -15,7 +15,7 @@ from pfedvem import tree
 from pfedvem.errors import UserError
 from pfedvem.rng import SERVER, START, Rng, uploaders
 from pfedvem.simulation.executors import Executor
-from pfedvem.simulation.work import Job, Scores, Setup, score_general
+from pfedvem.simulation.work import Job, Outcome, Scores, Setup, score_general
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ def one_round(
 
     visited = [j for outcome in outcomes for j in outcome.job.clients]
     clients = tree.put(state.clients, visited, tree.cat([outcome.client for outcome in outcomes]))
-    server = algorithm.merge(state.server, tree.cat([outcome.up for outcome in outcomes if outcome.job.upload]))
-    check_finite(server, state.round + 1)
+    server = algorithm.merge(state.server, tree.cat(finite_uploads(setup, outcomes, state.round + 1, progress)))
     scores, history = state.scores, state.history
     for outcome in outcomes:
         if outcome.scores is not None:
@@ -133,13 +132,20 @@ def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None
     return {name: number(value) for name, value in values.items()}
 
 
-def check_finite(server: Any, round: int) -> None:
-    """Stops a run whose server has overflowed: no later round could mend it."""
-    broken = [name for name, leaf in tree.named(server).items() if not bool(leaf.isfinite().all())]
-    if broken:
-        raise UserError(
-            f"Training diverged in round {round}: {broken[0]} is no longer finite. Try a smaller learning rate."
-        )
+def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: Progress) -> list[Any]:
+    """The uploads that can be merged: one that has overflowed would spoil the server for good, and is left out."""
+    ups = []
+    for outcome in outcomes:
+        if not outcome.job.upload:
+            continue
+        if all(bool(leaf.isfinite().all()) for leaf in tree.leaves(outcome.up)):
+            ups.append(outcome.up)
+        else:
+            names = ", ".join(setup.federation.shards[j].id for j in outcome.job.clients)
+            progress.note(f"Round {round}: the upload of client {names} has overflowed and was left out.")
+    if not ups:
+        raise UserError(f"Training diverged in round {round}: every upload overflowed. Try a smaller learning rate.")
+    return ups
 
 
 def mean(values: Tensor) -> float:

@@ -1,0 +1,75 @@
+"""FedAvg and Local against plain PyTorch training."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from pfedvem import tree
+from pfedvem.algorithms import FedAvg, Local
+from pfedvem.algorithms.fedavg import Up
+from pfedvem.data.federation import Federation
+from pfedvem.models import Model, Params
+from pfedvem.rng import START, Rng
+from pfedvem.solvers import minibatches
+
+
+def plain_training(model: Model, federation: Federation, j: int, lr: float, epochs: int) -> nn.Module:
+    network = model.module(model.initial).train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=lr, momentum=0.9)
+    data = federation.cohort([j])
+    for batch in minibatches(data, Rng(0, 0, [j]).stream("batches"), batch_size=5, epochs=epochs):
+        optimiser.zero_grad()
+        F.cross_entropy(network(batch.x[0]), batch.y[0]).backward()
+        optimiser.step()
+    return network
+
+
+def test_a_round_of_fedavg_is_plain_training_averaged_by_size(model: Model, federation: Federation) -> None:
+    algorithm, clients = FedAvg(lr=0.05, epochs=3, batch_size=5), [0, 1, 2, 3]
+    rng = Rng(0, 0, clients)
+    up, _ = algorithm.contribute(model, model.initial, torch.empty(4, 0), None, federation.cohort(clients), rng)
+    merged = algorithm.merge(model.initial, up)
+    states = [plain_training(model, federation, j, 0.05, 3).state_dict() for j in clients]
+    expected = {key: sum(n * s[key] for n, s in zip((7, 12, 1, 23), states, strict=True)) / 43 for key in states[0]}
+    actual = model.module(merged).state_dict()
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value)
+
+
+def test_fedavg_averages_the_running_statistics_of_all_clients_by_size() -> None:
+    theta = {"running_mean": torch.tensor([[0.0], [4.0]]), "num_batches_tracked": torch.tensor([2, 6])}
+    up = Up(Params(theta, torch.zeros(2, 1, 1)), torch.tensor([1.0, 3.0]))
+    merged = FedAvg().merge(Params({}, torch.zeros(1, 1)), up)
+    assert merged.theta["running_mean"].item() == 3.0
+    assert merged.theta["num_batches_tracked"].item() == 5
+
+
+def test_fedavg_trains_networks_with_batch_norm(federation: Federation) -> None:
+    torch.manual_seed(0)
+    model = Model(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)))
+    data = federation.cohort([0])
+    up, _ = FedAvg(batch_size=7).contribute(model, model.initial, torch.empty(1, 0), None, data, Rng(0, 0, [0]))
+    assert up.params.theta["1.num_batches_tracked"].item() == 5
+    assert not torch.equal(up.params.theta["1.running_mean"][0], model.initial.theta["1.running_mean"])
+    assert model.initial.theta["1.num_batches_tracked"].item() == 0
+
+
+def test_local_is_plain_training_of_each_client(model: Model, federation: Federation) -> None:
+    algorithm, clients = Local(lr=0.05, epochs=2, batch_size=5), [0, 1, 2, 3]
+    state = algorithm.client_init(model, None, Rng(0, START, clients))
+    after, _ = algorithm.adapt(model, None, state, federation.cohort(clients), Rng(0, 0, clients))
+    for j in clients:
+        expected = plain_training(model, federation, j, 0.05, 2).state_dict()
+        own = tree.map(lambda leaf, j=j: leaf[j], after)
+        for key, value in model.module(own).state_dict().items():
+            torch.testing.assert_close(value, expected[key])
+
+
+def test_local_sends_nothing(model: Model, federation: Federation) -> None:
+    algorithm = Local()
+    state = algorithm.client_init(model, None, Rng(0, START, [0]))
+    up, _ = algorithm.contribute(model, None, state, None, federation.cohort([0]), Rng(0, 0, [0]))
+    assert sum(leaf.numel() for leaf in tree.leaves(up)) == 0
+    assert tree.leaves(algorithm.down(None)) == []

@@ -1,0 +1,150 @@
+"""From arrays to a federation: who is tested on what, natural clients, and arrays of the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pfedvem.data import DataSettings, Federation, from_arrays, load_federation
+from pfedvem.errors import UserError
+from tests.data.conftest import Writer, labels
+
+X = np.arange(120, dtype=np.float32)[:, None]
+Y = np.tile(np.arange(4), 30)
+
+
+def natural(ids: list[int], clients: int, seed: int = 0, **values: object) -> Federation:
+    n = len(ids)
+    return from_arrays(X[:n], Y[:n], clients=clients, partition="natural", group=ids, seed=seed, **values)
+
+
+def test_a_client_is_tested_on_all_test_data_of_the_labels_that_it_owns() -> None:
+    federation = from_arrays(X, Y, X, Y, clients=6, labels_per_client=2)
+    for j, shard in enumerate(federation.shards):
+        owned = {int(name) for name in shard.owns}
+        assert set(Y[shard.train]) == owned
+        assert sorted(federation.test_indices(j).tolist()) == np.flatnonzero(np.isin(Y, list(owned))).tolist()
+
+
+def test_clients_share_the_memory_of_their_test_indices() -> None:
+    federation = from_arrays(X, Y, X, Y, clients=6, labels_per_client=4)
+    assert len({id(part) for shard in federation.shards for part in shard.test}) == 4
+
+
+@pytest.mark.parametrize("partition", ["labels", "dirichlet", "iid"])
+def test_the_federation_depends_on_the_seed_and_on_nothing_else(partition: str) -> None:
+    def fingerprint(seed: int) -> str:
+        np.random.seed(len(str(seed)))  # noqa: NPY002 (the global state must not matter)
+        return from_arrays(
+            X,
+            Y,
+            X,
+            Y,
+            clients=5,
+            partition=partition,
+            labels_per_client=2,
+            seed=seed,  # type: ignore[arg-type]
+        ).fingerprint()
+
+    assert fingerprint(3) == fingerprint(3)
+    assert fingerprint(3) != fingerprint(4)
+
+
+def test_the_sizes_rule_does_not_change_who_owns_what() -> None:
+    owns = [
+        [s.owns for s in from_arrays(X, Y, X, Y, clients=6, labels_per_client=2, sizes=sizes).shards]
+        for sizes in ("slices", "equal")
+    ]
+    assert owns[0] == owns[1]
+
+
+def test_limited_training_data_leaves_the_test_data_whole() -> None:
+    federation = from_arrays(X, Y, X, Y, clients=3, partition="iid", train_samples=20)
+    assert federation.train.x.flatten().tolist() == list(range(20))
+    assert len(federation.test) == 120
+
+
+def test_natural_clients_hold_out_some_of_their_own_data() -> None:
+    ids = [i // 10 for i in range(120)]
+    federation = natural(ids, clients=12, holdout=0.3)
+    assert federation.sizes == (7,) * 12
+    for j, shard in enumerate(federation.shards):
+        train, test = federation.train.x[torch.from_numpy(shard.train)], federation.test.x[federation.test_indices(j)]
+        assert sorted(torch.cat([train, test]).flatten().tolist()) == list(
+            range(10 * int(shard.id), 10 * int(shard.id) + 10)
+        )
+    assert federation.general is None
+
+
+def test_fewer_clients_than_ids_are_a_random_choice_of_them() -> None:
+    ids = [i // 10 for i in range(120)]
+    chosen = [[shard.id for shard in natural(ids, 5, seed).shards] for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0])) == 5
+
+
+def test_a_natural_client_with_one_sample_trains_on_it_and_is_not_tested() -> None:
+    federation = natural([0, 1, 1, 1, 1, 1], clients=2)
+    assert federation.sizes[0] == 1
+    assert len(federation.test_indices(0)) == 0
+    assert "1 of 2 clients have no test data" in federation.notes[-1]
+
+
+def test_the_general_model_of_natural_clients_is_tested_on_the_test_split() -> None:
+    federation = from_arrays(
+        X[:20], Y[:20], X[100:], Y[100:], clients=2, partition="natural", group=["a"] * 10 + ["b"] * 10
+    )
+    assert federation.general is not None
+    assert federation.test.x[torch.from_numpy(federation.general)].flatten().tolist() == list(range(100, 120))
+    held = [federation.test.x[federation.test_indices(j)].flatten() for j in range(2)]
+    assert [len(part) for part in held] == [2, 2]
+    assert max(held[0]) < 10 <= min(held[1])
+
+
+def test_a_natural_client_with_samples_in_the_test_split_is_tested_on_those() -> None:
+    federation = from_arrays(
+        X[:20], Y[:20], X[100:104], Y[100:104], clients=2, partition="natural",
+        group=[0] * 10 + [1] * 10, group_test=[1, 1, 5, 5],
+    )  # fmt: skip
+    assert federation.sizes == (8, 10)
+    assert federation.test.x[federation.test_indices(1)].flatten().tolist() == [100, 101]
+
+
+def test_natural_clients_are_read_from_a_column(write_split: Writer, root: Path) -> None:
+    for split in ("train", "test"):
+        write_split("ylecun/mnist", split, {"label": labels(6, 10), "writer": [i // 6 for i in range(60)]})
+    federation = load_federation(DataSettings(dataset="mnist-writers", root=root, clients=4), 0)
+    assert len(federation) == 4
+    assert federation.mean == (0.1307,)
+
+
+def test_more_natural_clients_than_ids_are_refused() -> None:
+    with pytest.raises(UserError, match="has 2 natural clients"):
+        natural([0, 0, 1, 1], clients=3)
+
+
+def test_images_of_the_user_are_normalised_and_numbers_are_left_alone() -> None:
+    images = np.arange(120 * 4, dtype=np.int64).reshape(120, 2, 2).astype(np.uint8)
+    federation = from_arrays(images, Y, clients=2, partition="iid")
+    assert federation.shape == (1, 2, 2)
+    assert abs(float(federation.inputs(federation.train.x).mean())) < 1e-4
+    assert torch.equal(from_arrays(X, Y, X, Y, clients=2, partition="iid").train.x, torch.from_numpy(X))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"y": Y[:5]}, "one label"),
+        ({"y": Y - 1}, "from 0"),
+        ({"classes": ["only one"]}, "from 0 to 0"),
+        ({"partition": "natural"}, "needs each sample's"),
+        ({"partition": "subclasses", "group": Y, "x_test": X, "y_test": Y}, "group_test"),
+        ({"partition": "natural", "group": Y[:7]}, "one group"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        from_arrays(**({"x": X, "y": Y, "clients": 2, "labels_per_client": 2} | values))  # type: ignore[arg-type]

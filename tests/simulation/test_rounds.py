@@ -1,0 +1,191 @@
+"""The round loop: who trains, what is skipped, and that skipping changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pfedvem import tree
+from pfedvem.algorithms import METHODS, AnyAlgorithm, FedAvg, Local, PFedVEM
+from pfedvem.data.federation import Federation
+from pfedvem.errors import UserError
+from pfedvem.models import Model
+from pfedvem.rng import uploaders
+from pfedvem.simulation.executors import Sequential
+from pfedvem.simulation.rounds import Progress, State, one_round, plan, simulate, start
+from pfedvem.simulation.work import Job, Setup, perform, score_general
+from tests.conftest import blobs
+
+
+def run(setup: Setup, rounds: int, eval_every: int = 0, participation: float = 0.3) -> State:
+    return simulate(
+        setup,
+        start(setup),
+        rounds=rounds,
+        participation=participation,
+        eval_every=eval_every,
+        executor=Sequential(),
+        progress=Progress(),
+        after_round=lambda state: None,
+    )
+
+
+def same(a: object, b: object) -> bool:
+    return all(torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+@pytest.fixture(params=list(METHODS))
+def algorithm(request: pytest.FixtureRequest) -> AnyAlgorithm:
+    return METHODS[request.param]()
+
+
+def test_evaluating_changes_nothing(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
+    setup = Setup(algorithm, model, federation, 0)
+    rarely, often = run(setup, 4), run(setup, 4, eval_every=1)
+    assert same(rarely.server, often.server)
+    assert same(rarely.clients, often.clients)
+    assert len(rarely.history) == 1
+    assert [line["round"] for line in often.history] == [1, 2, 3, 4]
+    assert {**rarely.history[-1], "seconds": 0} == {**often.history[-1], "seconds": 0}
+
+
+def test_the_order_of_clients_does_not_matter(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
+    class Backwards(Sequential):
+        def run(self, setup, down, clients, jobs):  # type: ignore[no-untyped-def]
+            turned = [Job(job.round, job.clients[::-1], job.upload, job.evaluate) for job in jobs[::-1]]
+            return super().run(setup, down, clients, turned)
+
+    setup = Setup(algorithm, model, federation, 0)
+    forwards = one_round(setup, start(setup), 0.5, True, Sequential(), Progress())
+    backwards = one_round(setup, start(setup), 0.5, True, Backwards(), Progress())
+    assert same(forwards.server, backwards.server)
+    assert same(forwards.clients, backwards.clients)
+    assert same(forwards.scores, backwards.scores)
+
+
+def test_a_client_that_did_not_upload_leaves_the_server_as_if_it_were_absent(
+    algorithm: AnyAlgorithm, model: Model
+) -> None:
+    """Ten clients of which some upload, and the same with other data at all those that do not."""
+    sizes = (5, 9, 4, 8, 6, 7, 3, 9, 5, 6)
+    original, other = blobs(sizes), blobs(sizes, seed=1)
+    uploading = uploaders(0, 0, 10, 0.3)
+    changed = original.train.x.clone()
+    for j in set(range(10)) - set(uploading):
+        changed[original.shards[j].train] = other.train.x[original.shards[j].train]
+    tampered = Federation(
+        "changed", type(original.train)(changed, original.train.y), original.test, original.shards, original.classes
+    )
+    servers = [
+        one_round(s, start(s), 0.3, False, Sequential(), Progress()).server
+        for s in (Setup(algorithm, model, original, 0), Setup(algorithm, model, tampered, 0))
+    ]
+    assert same(servers[0], servers[1])
+
+
+def test_what_a_client_keeps_changes_only_by_its_own_training(model: Model, federation: Federation) -> None:
+    setup = Setup(PFedVEM(lr_head=0.01), model, federation, 0)
+    first = start(setup)
+    state = one_round(setup, first, 0.3, False, Sequential(), Progress())
+    down = setup.algorithm.down(first.server)
+    for j in range(4):
+        alone = perform(setup, down, tree.take(first.clients, [j]), Job(0, (j,), upload=False, evaluate=False))
+        assert same(tree.take(state.clients, [j]), alone.client)
+
+
+def test_only_uploaders_work_for_a_method_without_client_state(model: Model, federation: Federation) -> None:
+    setup = Setup(FedAvg(), model, federation, 0)
+    assert plan(setup, 0, [1, 3], evaluate=False) == [Job(0, (1, 3), upload=True, evaluate=False)]
+
+
+def test_everyone_adapts_but_only_uploaders_contribute_where_clients_have_state(
+    model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contributed: list[int] = []
+    original = PFedVEM.contribute
+
+    def spy(self, model, down, client, carry, data, rng):  # type: ignore[no-untyped-def]
+        contributed.extend(rng._clients)
+        return original(self, model, down, client, carry, data, rng)
+
+    monkeypatch.setattr(PFedVEM, "contribute", spy)
+    setup = Setup(PFedVEM(), model, federation, 0)
+    before = start(setup)
+    after = one_round(setup, before, 0.3, False, Sequential(), Progress())
+    assert contributed == uploaders(0, 0, 4, 0.3)
+    assert len(contributed) < 4
+    assert all(not torch.equal(after.clients.q.mu[j], before.clients.q.mu[j]) for j in range(4))
+
+
+def test_state_that_counts_only_with_the_upload_is_dropped_without_one(model: Model, federation: Federation) -> None:
+    class Marking(FedAvg):
+        def client_init(self, model, server, rng):  # type: ignore[no-untyped-def]
+            return torch.zeros(len(rng))
+
+        def contribute(self, model, down, client, carry, data, rng):  # type: ignore[no-untyped-def]
+            up, client = super().contribute(model, down, client, carry, data, rng)
+            return up, client + 1
+
+    setup = Setup(Marking(), model, federation, 0)
+    for upload in (True, False):
+        job = Job(0, (0,), upload=upload, evaluate=True)
+        outcome = perform(setup, model.initial, torch.zeros(1), job)
+        assert outcome.client.item() == float(upload)
+        assert (outcome.up is not None) == upload
+
+
+def test_personal_models_are_tested_before_merging_and_the_global_model_after(
+    model: Model, federation: Federation
+) -> None:
+    setup = Setup(PFedVEM(lr_head=0.01, lr_base=0.05), model, federation, 0)
+    first = start(setup)
+    state = one_round(setup, first, 1.0, True, Sequential(), Progress())
+    down = setup.algorithm.down(first.server)
+    job = Job(0, (1,), upload=True, evaluate=True)
+    scores = perform(setup, down, tree.take(first.clients, [1]), job).scores
+    assert scores is not None
+    assert state.scores.accuracy[1] == scores.accuracy[0]
+    accuracy, loss = score_general(setup, setup.algorithm.general(state.server))  # type: ignore[arg-type]
+    assert state.history[0]["gm"] == round(100 * accuracy, 4)
+    assert state.history[0]["gm_loss"] == round(loss, 4)
+
+
+def test_the_mean_over_clients_is_unweighted_and_passes_over_clients_without_test_data(model: Model) -> None:
+    empty = torch.empty(0, 4), torch.empty(0, dtype=torch.long)
+    full = blobs((9, 9, 9))
+    parts = [(full.train.x[s.train], full.train.y[s.train]) for s in full.shards]
+    tests = [(full.test.x[:7], full.test.y[:7]), empty, (full.test.x[7:60], full.test.y[7:60])]
+    federation = Federation.from_clients(
+        [(*train, *test) for train, test in zip(parts, tests, strict=True)], full.classes
+    )
+    state = run(Setup(Local(), model, federation, 0), 1)
+    assert state.scores.accuracy.isnan().tolist() == [False, True, False]
+    expected = 50 * float(state.scores.accuracy[0] + state.scores.accuracy[2])
+    assert state.history[0]["pm"] == pytest.approx(expected, abs=1e-3)
+    assert state.history[0]["gm"] is None
+
+
+def test_a_run_that_diverges_stops_with_a_sentence(model: Model, federation: Federation) -> None:
+    with pytest.raises(UserError, match=r"diverged in round \d+.*smaller learning rate"):
+        run(Setup(FedAvg(lr=1e30), model, federation, 0), 3)
+
+
+def test_an_upload_that_overflowed_is_left_out_as_if_its_client_had_not_uploaded(
+    model: Model, federation: Federation
+) -> None:
+    setup = Setup(FedAvg(), model, federation, 0)
+    federation.train.x[federation.shards[3].train] = torch.inf
+    state = one_round(setup, start(setup), 1.0, False, Sequential(), Progress())
+    assert same(state.server, setup.algorithm.merge(model.initial, tree.cat(_uploads(setup, [0, 1, 2]))))
+
+
+def _uploads(setup: Setup, clients: list[int]) -> list[object]:
+    jobs = [Job(0, (j,), upload=True, evaluate=False) for j in clients]
+    return [perform(setup, setup.model.initial, torch.empty(1, 0), job).up for job in jobs]
+
+
+def test_federation_beats_training_alone_on_scarce_data(model: Model) -> None:
+    federation = blobs((4, 4, 5, 3, 4, 5, 4, 40))
+    alone = run(Setup(Local(lr=0.01), model, federation, 0), 1)
+    together = run(Setup(PFedVEM(lr_head=0.01, lr_base=0.01), model, federation, 0), 25)
+    assert together.history[-1]["pm"] > alone.history[-1]["pm"] + 3  # type: ignore[operator]

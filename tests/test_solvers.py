@@ -1,0 +1,113 @@
+"""The solver: SGD as PyTorch does it, for one client or many, whatever their sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pfedvem import tree
+from pfedvem.data.federation import ClientData
+from pfedvem.models import Params
+from pfedvem.rng import Rng
+from pfedvem.solvers import Batch, count, full_batches, minibatches, nll, sgd
+from tests.conftest import blobs, small_network
+
+
+def numbered(*sizes: int) -> ClientData:
+    """Clients whose inputs are the numbers of their samples."""
+    width = max(sizes)
+    x = torch.arange(width).expand(len(sizes), width).float()
+    return ClientData(x, x.long(), sizes)
+
+
+def test_every_sample_comes_once_an_epoch_and_no_batch_is_dropped() -> None:
+    batches = list(minibatches(numbered(7), Rng(0, 0, [0]).stream("o"), batch_size=3, epochs=2))
+    assert [batch.y.shape[1] for batch in batches] == [3, 3, 1, 3, 3, 1]
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(torch.cat([batch.y[0] for batch in epoch]).tolist()) == list(range(7))
+    assert torch.cat([b.y[0] for b in batches[:3]]).tolist() != torch.cat([b.y[0] for b in batches[3:]]).tolist()
+
+
+def test_a_client_with_one_sample_gets_a_batch_an_epoch() -> None:
+    assert len(list(minibatches(numbered(1), Rng(0, 0, [0]).stream("o"), batch_size=10, epochs=4))) == 4
+
+
+def test_in_a_cohort_each_client_sees_the_batches_that_it_sees_alone() -> None:
+    sizes = (7, 1, 12, 3)
+    cohort = list(minibatches(numbered(*sizes), Rng(0, 0, range(4)).stream("o"), batch_size=5, epochs=2))
+    for row, n in enumerate(sizes):
+        alone = [b.y[0].tolist() for b in minibatches(numbered(n), Rng(0, 0, [row]).stream("o"), batch_size=5, epochs=2)]
+        padded = [b.y[row][b.mask[row]].tolist() if b.mask is not None else b.y[row].tolist() for b in cohort]
+        assert [batch for batch in padded if batch] == alone
+
+
+def test_sgd_takes_the_steps_of_torch_optim() -> None:
+    target = torch.tensor([[1.0, -2.0, 3.0]])
+    mine = torch.zeros(1, 3)
+    theirs = torch.zeros(1, 3, requires_grad=True)
+    optimiser = torch.optim.SGD([theirs], lr=0.05, momentum=0.9)
+
+    def loss(v: Tensor) -> Tensor:
+        return ((v - target) ** 4).sum(1)
+
+    for _ in range(6):
+        optimiser.zero_grad()
+        loss(theirs).sum().backward()
+        optimiser.step()
+    steps = [Batch(torch.empty(1, 1), torch.empty(1, 1))] * 6
+    torch.testing.assert_close(sgd(lambda v, batch: loss(v), mine, steps, lr=0.05, momentum=0.9), theirs.detach())
+
+
+def test_sgd_without_momentum_follows_the_closed_form_on_a_quadratic() -> None:
+    """f = a/2 (v - b)^2 from v: after k steps v = b + (1 - lr a)^k (v - b); a=2, b=3, v=1, lr=0.1, k=5 -> 2.34464."""
+    steps = [Batch(torch.empty(1, 1), torch.empty(1, 1))] * 5
+    end = sgd(lambda v, batch: (v[:, 0] - 3) ** 2, torch.ones(1, 1), steps, lr=0.1)
+    assert end.item() == pytest.approx(2.34464, abs=1e-5)
+
+
+def test_sgd_leaves_its_start_alone() -> None:
+    start = torch.ones(1, 1)
+    sgd(lambda v, batch: v[:, 0] ** 2, start, [Batch(start, start)] * 3, lr=0.1, momentum=0.9)
+    assert start.item() == 1
+    assert not start.requires_grad
+
+
+def test_a_cohort_of_clients_of_any_size_trains_as_each_alone() -> None:
+    sizes = (7, 1, 12, 3)
+    federation, model = blobs(sizes), small_network()
+
+    def train(clients: list[int]) -> Params:
+        data, rng = federation.cohort(clients), Rng(0, 0, clients)
+
+        def loss(params: Params, batch: Batch) -> Tensor:
+            return nll(model.logits(params, batch.x), batch) / count(batch)
+
+        steps = minibatches(data, rng.stream("o"), batch_size=5, epochs=3)
+        return sgd(loss, tree.expand(model.initial, len(clients)), steps, lr=0.1, momentum=0.9)
+
+    together = train([0, 1, 2, 3])
+    for j in range(4):
+        alone = train([j])
+        assert not torch.equal(alone.w[0], model.initial.w)  # also the client with one sample moves
+        for a, b in zip(tree.leaves(tree.take(together, [j])), tree.leaves(alone), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_full_batches_leave_padding_out_of_the_loss() -> None:
+    federation, model = blobs((3, 8)), small_network()
+    both = federation.cohort([0, 1])
+    (batch,) = full_batches(both.x, both, steps=1)
+    losses = nll(model.logits(tree.expand(model.initial, 2), batch.x), batch)
+    for j in range(2):
+        data = federation.cohort([j])
+        (single,) = full_batches(data.x, data, steps=1)
+        torch.testing.assert_close(losses[j], nll(model.logits(model.initial, single.x), single)[0])
+
+
+def test_nll_of_several_samples_of_the_head_is_one_loss_each() -> None:
+    logits, y = torch.randn(2, 5, 4, 3), torch.randint(3, (2, 4))
+    losses = nll(logits, Batch(logits, y))
+    assert losses.shape == (2, 5)
+    expected = torch.nn.functional.cross_entropy(logits[1, 3], y[1], reduction="sum")
+    torch.testing.assert_close(losses[1, 3], expected)
