@@ -33,14 +33,14 @@ class Config(BaseModel):
     eval_every: int = Field(5, ge=0, description="rounds between evaluations; 0 evaluates after the last only")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     alone: bool = Field(True, description="also train every client alone, to show what the federation is worth")
-    executor: Literal["auto", "sequential"] = Field("auto", description="where clients are trained")
-    workers: int = Field(1, ge=1, description="processes that train clients")
+    executor: Literal["auto", "sequential", "processes"] = Field("auto", description="where clients are trained")
+    workers: int | None = Field(None, ge=1, description="processes that train clients; by default one a processor")
     data: DataSettings
     algorithm: SerializeAsAny[SkipValidation[AnyAlgorithm]]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.executor == "sequential" and self.workers > 1:
+        if self.executor == "sequential" and (self.workers or 1) > 1:
             raise ValueError(f"the sequential executor has one worker, not {self.workers}")
         return self
 

@@ -34,6 +34,8 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         out=out,
         resume=resume,
         checkpoint_every=config.checkpoint_every,
+        executor=config.executor,
+        workers=config.workers,
         settings=config.dump(),
         progress=progress,
     )

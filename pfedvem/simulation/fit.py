@@ -15,10 +15,10 @@ from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
 from pfedvem.models import Model
 from pfedvem.simulation import checkpoints
-from pfedvem.simulation.executors import Sequential
+from pfedvem.simulation.executors import executor as make_executor
 from pfedvem.simulation.results import Result, write_metrics
-from pfedvem.simulation.rounds import Progress, State, simulate, start
-from pfedvem.simulation.work import Scores, Setup
+from pfedvem.simulation.rounds import Progress, State, one_round, simulate, start
+from pfedvem.simulation.work import Setup
 
 # Settings that may change when a run goes on: they say where and how long it runs, not what it computes.
 FREE = {"rounds", "executor", "workers", "checkpoint_every", "alone", "data.root"}
@@ -45,6 +45,8 @@ def fit(
     out: Path | str | None = None,
     resume: bool = False,
     checkpoint_every: int = 1,
+    executor: str = "auto",
+    workers: int | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -59,6 +61,8 @@ def fit(
         alone: also train every client without the federation, by this method, and report it beside.
         out: a folder for the run's files and checkpoints; without one, nothing is written.
         resume: go on from the newest checkpoint in ``out``, if there is one.
+        executor: where clients are trained: ``sequential``, ``processes`` or ``auto``.
+        workers: the number of processes; by default one for each processor.
         settings: what the run was configured with, to be saved as config.toml; by default these arguments.
     """
     model = model if isinstance(model, Model) else Model(model)
@@ -97,12 +101,23 @@ def fit(
             if latest.history and latest.history[-1]["round"] == latest.round:
                 write_metrics(folder, latest)
 
-    executor = Sequential()
     try:
         progress.stage(algorithm.title, state.round, rounds)
-        options = {"participation": participation, "eval_every": eval_every, "executor": executor}
-        simulate(setup, state, rounds=rounds, progress=progress, after_round=after_round, **options)
-        scores = _alone(setup, alone, progress) if alone is not None else None
+        with make_executor(setup, executor, workers) as place:
+            simulate(
+                state,
+                rounds=rounds,
+                participation=participation,
+                eval_every=eval_every,
+                executor=place,
+                progress=progress,
+                after_round=after_round,
+            )
+        scores = None
+        if alone is not None:
+            progress.stage("alone", 0, 1)
+            with make_executor(Setup(alone, model, federation, seed), executor, workers) as place:
+                scores = one_round(start(place.setup), 1.0, True, place, progress).scores
     except KeyboardInterrupt:
         if folder is not None and state.round > 0:
             checkpoints.save(folder / "checkpoint", state, identity)
@@ -112,15 +127,6 @@ def fit(
     if folder is not None:
         result.write(folder)
     return result
-
-
-def _alone(setup: Setup, algorithm: Local, progress: Progress) -> Scores:
-    """The scores of clients that train alone, from the same initial weights."""
-    progress.stage("alone", 0, 1)
-    solo = Setup(algorithm, setup.model, setup.federation, setup.seed)
-    options: dict[str, Any] = {"participation": 1.0, "eval_every": 0, "executor": Sequential()}
-    done = simulate(solo, start(solo), rounds=1, progress=progress, after_round=lambda state: None, **options)
-    return done.scores
 
 
 def _open(

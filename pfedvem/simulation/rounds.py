@@ -59,7 +59,6 @@ def start(setup: Setup) -> State:
 
 
 def simulate(
-    setup: Setup,
     state: State,
     *,
     rounds: int,
@@ -77,17 +76,18 @@ def simulate(
     while state.round < rounds:
         number = state.round + 1
         evaluate = number == rounds or (eval_every > 0 and number % eval_every == 0)
-        state = one_round(setup, state, participation, evaluate, executor, progress)
+        state = one_round(state, participation, evaluate, executor, progress)
         after_round(state)
         progress.round(state)
     return state
 
 
 def one_round(
-    setup: Setup, state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress
+    state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress
 ) -> State:
     """One round of the paper's Algorithm 1, for any method."""
     began = time.perf_counter()
+    setup = executor.setup
     algorithm, total = setup.algorithm, len(setup.federation)
     down = algorithm.down(state.server)
     uploading = uploaders(setup.seed, state.round, total, participation)
@@ -95,7 +95,7 @@ def one_round(
     expected = sum(len(job.clients) for job in jobs)
 
     outcomes = []
-    for outcome in executor.run(setup, down, state.clients, jobs):
+    for outcome in executor.run(down, state.clients, jobs):
         outcomes.append(outcome)
         progress.client(sum(len(o.job.clients) for o in outcomes), expected)
     outcomes.sort(key=lambda outcome: outcome.job.clients)

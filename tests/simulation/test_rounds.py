@@ -19,12 +19,11 @@ from tests.conftest import blobs
 
 def run(setup: Setup, rounds: int, eval_every: int = 0, participation: float = 0.3) -> State:
     return simulate(
-        setup,
         start(setup),
         rounds=rounds,
         participation=participation,
         eval_every=eval_every,
-        executor=Sequential(),
+        executor=Sequential(setup),
         progress=Progress(),
         after_round=lambda state: None,
     )
@@ -51,13 +50,13 @@ def test_evaluating_changes_nothing(algorithm: AnyAlgorithm, model: Model, feder
 
 def test_the_order_of_clients_does_not_matter(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
     class Backwards(Sequential):
-        def run(self, setup, down, clients, jobs):  # type: ignore[no-untyped-def]
+        def run(self, down, clients, jobs):  # type: ignore[no-untyped-def]
             turned = [Job(job.round, job.clients[::-1], job.upload, job.evaluate) for job in jobs[::-1]]
-            return super().run(setup, down, clients, turned)
+            return super().run(down, clients, turned)
 
     setup = Setup(algorithm, model, federation, 0)
-    forwards = one_round(setup, start(setup), 0.5, True, Sequential(), Progress())
-    backwards = one_round(setup, start(setup), 0.5, True, Backwards(), Progress())
+    forwards = one_round(start(setup), 0.5, True, Sequential(setup), Progress())
+    backwards = one_round(start(setup), 0.5, True, Backwards(setup), Progress())
     assert same(forwards.server, backwards.server)
     assert same(forwards.clients, backwards.clients)
     assert same(forwards.scores, backwards.scores)
@@ -77,7 +76,7 @@ def test_a_client_that_did_not_upload_leaves_the_server_as_if_it_were_absent(
         "changed", type(original.train)(changed, original.train.y), original.test, original.shards, original.classes
     )
     servers = [
-        one_round(s, start(s), 0.3, False, Sequential(), Progress()).server
+        one_round(start(s), 0.3, False, Sequential(s), Progress()).server
         for s in (Setup(algorithm, model, original, 0), Setup(algorithm, model, tampered, 0))
     ]
     assert same(servers[0], servers[1])
@@ -86,7 +85,7 @@ def test_a_client_that_did_not_upload_leaves_the_server_as_if_it_were_absent(
 def test_what_a_client_keeps_changes_only_by_its_own_training(model: Model, federation: Federation) -> None:
     setup = Setup(PFedVEM(lr_head=0.01), model, federation, 0)
     first = start(setup)
-    state = one_round(setup, first, 0.3, False, Sequential(), Progress())
+    state = one_round(first, 0.3, False, Sequential(setup), Progress())
     down = setup.algorithm.down(first.server)
     for j in range(4):
         alone = perform(setup, down, tree.take(first.clients, [j]), Job(0, (j,), upload=False, evaluate=False))
@@ -111,7 +110,7 @@ def test_everyone_adapts_but_only_uploaders_contribute_where_clients_have_state(
     monkeypatch.setattr(PFedVEM, "contribute", spy)
     setup = Setup(PFedVEM(), model, federation, 0)
     before = start(setup)
-    after = one_round(setup, before, 0.3, False, Sequential(), Progress())
+    after = one_round(before, 0.3, False, Sequential(setup), Progress())
     assert contributed == uploaders(0, 0, 4, 0.3)
     assert len(contributed) < 4
     assert all(not torch.equal(after.clients.q.mu[j], before.clients.q.mu[j]) for j in range(4))
@@ -139,7 +138,7 @@ def test_personal_models_are_tested_before_merging_and_the_global_model_after(
 ) -> None:
     setup = Setup(PFedVEM(lr_head=0.01, lr_base=0.05), model, federation, 0)
     first = start(setup)
-    state = one_round(setup, first, 1.0, True, Sequential(), Progress())
+    state = one_round(first, 1.0, True, Sequential(setup), Progress())
     down = setup.algorithm.down(first.server)
     job = Job(0, (1,), upload=True, evaluate=True)
     scores = perform(setup, down, tree.take(first.clients, [1]), job).scores
@@ -175,7 +174,7 @@ def test_an_upload_that_overflowed_is_left_out_as_if_its_client_had_not_uploaded
 ) -> None:
     setup = Setup(FedAvg(), model, federation, 0)
     federation.train.x[federation.shards[3].train] = torch.inf
-    state = one_round(setup, start(setup), 1.0, False, Sequential(), Progress())
+    state = one_round(start(setup), 1.0, False, Sequential(setup), Progress())
     assert same(state.server, setup.algorithm.merge(model.initial, tree.cat(_uploads(setup, [0, 1, 2]))))
 
 
