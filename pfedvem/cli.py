@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
 
 from pfedvem.errors import UserError
 
 app = typer.Typer(
     help="Personalised federated learning by variational expectation maximisation.",
+    epilog="Example:  pfedvem run",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Look at data sets and at how they are dealt to clients.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Look at data sets and at how they are dealt to clients.",
+    epilog="Example:  pfedvem data show --dataset digits",
+    no_args_is_help=True,
+)
 app.add_typer(data_app, name="data")
 
 Option = typer.Option
@@ -35,9 +43,7 @@ ImageColumn = Annotated[str | None, Option(help="The column of the images, for a
 LabelColumn = Annotated[str | None, Option(help="The column of the labels, for a hub id or folder.")]
 SubclassColumn = Annotated[str | None, Option(help="The column of the subclasses, for partition subclasses.")]
 ClientColumn = Annotated[str | None, Option(help="The column of the client ids, for partition natural.")]
-Partition = Annotated[
-    str | None, Option(help="Who owns what: labels, subclasses, domains, dirichlet, iid or natural.")
-]
+Partition = Annotated[str | None, Option(help="Who owns what: labels, subclasses, domains, dirichlet, iid or natural.")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on standard output, and nothing else there.")]
 
 
@@ -68,7 +74,7 @@ def run(
     subclass_column: SubclassColumn = None,
     client_column: ClientColumn = None,
     alone: Annotated[bool | None, Option(help="Also train every client alone, to compare.")] = None,
-    executor: Annotated[str | None, Option(help="Where clients are trained: auto or sequential.")] = None,
+    executor: Annotated[str | None, Option(help="Where clients are trained: auto, sequential or processes.")] = None,
     workers: Annotated[int | None, Option(help="Processes that train clients.")] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -116,12 +122,13 @@ def run(
         with LiveProgress(console) as progress:
             result = run_config(settings, out=folder, resume=resume, progress=progress)
     except Interrupted as stopped:
-        console.print(f"{stopped} Go on with: pfedvem run --out {folder} --resume")
+        command = f"pfedvem run --out {shlex.quote(str(folder))} --resume"
+        console.print(Text(f"{stopped} Go on with: {command}"), soft_wrap=True)
         raise typer.Exit(130) from None
     console.print(summary_table(result))
     for warning in result.warnings:
-        console.print(f"[yellow]warning[/] {warning}")
-    console.print(f"Files are in [bold]{folder}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
+    console.print(f"Files are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(result.summary))
 
@@ -154,10 +161,33 @@ def data_show(
     as_json: Json = False,
 ) -> None:
     """Show how a data set is dealt to clients: sizes and labels, as a table and a picture."""
-    raise NotImplementedError
+    from pfedvem.data import load_federation
+    from pfedvem.experiments.config import load
+    from pfedvem.report.data import draw, summary, summary_view
+
+    flags = given(
+        seed=seed,
+        data__dataset=dataset,
+        data__root=str(data_root) if data_root is not None else None,
+        data__clients=clients,
+        data__partition=partition,
+        data__image_column=image_column,
+        data__label_column=label_column,
+        data__subclass_column=subclass_column,
+        data__client_column=client_column,
+    )
+    settings = load(config, flags, assignments or ())
+    federation = load_federation(settings.data, settings.seed)
+    draw(federation, plot)
+    if as_json:
+        print(json.dumps({**summary(federation), "plot": str(plot)}))
+    else:
+        console = Console()
+        console.print(summary_view(federation))
+        console.print(f"The picture is in [bold]{plot}[/]", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="Example:  pfedvem version")
 def version() -> None:
     """Print the version."""
     print(f"pfedvem {installed_version('pfedvem')}")
@@ -168,8 +198,14 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        Console(stderr=True).print(f"[bold red]error[/] {error}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:  # no permission, no space left, and the like
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+
+
+def _fail(sentence: str) -> NoReturn:
+    Console(stderr=True).print(Text.assemble(("error", "bold red"), f" {sentence}"), soft_wrap=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

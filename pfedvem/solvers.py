@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedvem import tree
@@ -38,10 +39,10 @@ class Batch:
 
 def minibatches(data: ClientData, order: Stream, *, batch_size: int, epochs: int) -> Iterator[Batch]:
     """Shuffled mini-batches, all of a client's samples in every epoch; the last batch of an epoch may be short."""
-    plans = [
-        [part for permutation in passes for part in np.split(permutation, range(batch_size, n, batch_size))]
-        for n, passes in zip(data.sizes, zip(*[order.permutations(data.sizes) for _ in range(epochs)]), strict=True)
-    ]
+    plans: list[list[NDArray[np.int64]]] = [[] for _ in data.sizes]
+    for _ in range(epochs):
+        for plan, permutation in zip(plans, order.permutations(data.sizes), strict=True):
+            plan += np.split(permutation, range(batch_size, len(permutation), batch_size))
     rows = torch.arange(len(plans)).unsqueeze(1)
     for step in range(max(len(plan) for plan in plans)):
         parts = [plan[step] if step < len(plan) else plan[0][:0] for plan in plans]

@@ -99,7 +99,7 @@ def weighted_mean(tree: T, weights: Tensor) -> T:
 
     def mean(leaf: Tensor) -> Tensor:
         # Summed in double precision, so that the order of the clients shows in no digit that is kept.
-        value = torch.tensordot(share, leaf.to(torch.float64), dims=1)
+        value: Tensor = torch.tensordot(share, leaf.to(torch.float64), dims=1)
         return (value if leaf.is_floating_point() else value.round()).to(leaf.dtype)
 
     return map(mean, tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -102,7 +103,7 @@ def test_with_exact_steps_the_elbo_never_falls() -> None:
         elbos.append(task.elbo(q, w, tau))
         tau = bayes.confidence(q, w)
         elbos.append(task.elbo(q, w, tau))
-    steps = [later - earlier for earlier, later in zip(elbos, elbos[1:], strict=False)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(elbos)]
     assert min(steps) > -1e-9
     assert elbos[-1] > elbos[0] + 1
 

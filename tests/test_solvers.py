@@ -37,7 +37,8 @@ def test_in_a_cohort_each_client_sees_the_batches_that_it_sees_alone() -> None:
     sizes = (7, 1, 12, 3)
     cohort = list(minibatches(numbered(*sizes), Rng(0, 0, range(4)).stream("o"), batch_size=5, epochs=2))
     for row, n in enumerate(sizes):
-        alone = [b.y[0].tolist() for b in minibatches(numbered(n), Rng(0, 0, [row]).stream("o"), batch_size=5, epochs=2)]
+        order = Rng(0, 0, [row]).stream("o")
+        alone = [b.y[0].tolist() for b in minibatches(numbered(n), order, batch_size=5, epochs=2)]
         padded = [b.y[row][b.mask[row]].tolist() if b.mask is not None else b.y[row].tolist() for b in cohort]
         assert [batch for batch in padded if batch] == alone
 

@@ -63,7 +63,9 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     def down(self, server: Server) -> Down:
         """Exactly what is sent to a client; without a client dimension."""
 
-    def adapt(self, model: Model, down: Down, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Carry | None]:
+    def adapt(
+        self, model: Model, down: Down, client: Client, data: ClientData, rng: Rng
+    ) -> tuple[Client, Carry | None]:
         """Local training that changes what the client keeps. Methods without client state leave this as it is."""
         return client, None
 

@@ -1,6 +1,6 @@
 """FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 
-    w_j = SGD on f_j from w;    w = sum_j n_j w_j / sum_j n_j        (base, head and buffers alike)
+w_j = SGD on f_j from w;    w = sum_j n_j w_j / sum_j n_j        (base, head and buffers alike)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Local: every client trains alone, from the same initial weights; nothing is sent.
 
-    w_j = SGD on f_j from w_j
+w_j = SGD on f_j from w_j
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """pFedVEM: Zhu, Ma and Blaschko, "Confidence-aware Personalized Federated Learning via Variational Expectation
 Maximization", CVPR 2023, Algorithm 1.
 
-A client keeps q_j = N(mu_j, diag sigma_j^2) over its linear head; the server keeps the latent head w and the base theta.
+A client keeps q_j = N(mu_j, diag sigma_j^2) over its linear head; the server keeps the latent head w and base theta.
 
     tau_j   = d / (Tr(Sigma_j) + |mu_j - w|^2)                                confidence, on receiving w
     q_j     = argmin  E_q[ sum NLL ] + KL[ q || N(w, I / tau_j) ]             E-step, full batches, theta fixed

@@ -134,9 +134,8 @@ class Federation:
         """A short digest of the data and of who owns what: equal federations, equal fingerprints."""
         digest = hashlib.sha256(repr((self.classes, self.mean, self.std, self.shape)).encode())
         for split in (self.train, self.test):
-            digest.update(split.y.numpy().tobytes())
-            # The sum of the pixels stands for the pixels: hashing all of CIFAR would take a second at every start.
-            digest.update(repr(split.x.sum(dtype=torch.float64).item()).encode())
+            for values in (split.x, split.y):
+                digest.update(np.ascontiguousarray(values.numpy()).data)
         for shard in self.shards:
             digest.update(shard.train.tobytes())
         return digest.hexdigest()[:16]
@@ -154,11 +153,15 @@ class Federation:
         if not clients:
             raise UserError("A federation needs at least one client.")
         columns = [[torch.as_tensor(part) for part in column] for column in zip(*clients, strict=True)]
-        for j, (x, y) in [*enumerate(zip(columns[0], columns[1])), *enumerate(zip(columns[2], columns[3]))]:
-            if len(x) != len(y):
-                raise UserError(f"Client {j} has {len(x)} inputs but {len(y)} labels.")
-            if x.shape[1:] != columns[0][0].shape[1:]:
-                raise UserError(f"Client {j} has inputs of shape {tuple(x.shape[1:])}; all clients need the same shape.")
+        shape = columns[0][0].shape[1:]
+        for inputs, labels in (columns[:2], columns[2:]):
+            for j, (x, y) in enumerate(zip(inputs, labels, strict=True)):
+                if len(x) != len(y):
+                    raise UserError(f"Client {j} has {len(x)} inputs but {len(y)} labels.")
+                if x.shape[1:] != shape:
+                    raise UserError(
+                        f"Client {j} has inputs of shape {tuple(x.shape[1:])} where others have {tuple(shape)}."
+                    )
         x_train, y_train, x_test, y_test = (torch.cat(column) for column in columns)
         y_train, y_test = y_train.long(), y_test.long()
         known = 1 + int(max(y.max() for y in (y_train, y_test) if len(y)))
@@ -171,7 +174,7 @@ class Federation:
             return [np.arange(end - len(part), end, dtype=np.int64) for part, end in zip(parts, ends, strict=True)]
 
         shards = tuple(
-            Shard(str(j), train, (test,), tuple(names[c] for c in columns[1][j].unique().tolist()))
+            Shard(str(j), train, (test,), tuple(names[c] for c in np.unique(columns[1][j].numpy())))
             for j, (train, test) in enumerate(zip(spans(columns[1]), spans(columns[3]), strict=True))
         )
         return Federation(name, Split(x_train, y_train), Split(x_test, y_test), shards, names)

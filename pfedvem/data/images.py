@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from pfedvem.errors import UserError
 
@@ -49,6 +49,9 @@ def _pixels(image: Image.Image, mode: str, size: int | None) -> NDArray[np.uint8
         image.draft(mode, (2 * size, 2 * size))  # lets JPEG skip detail that the resize would throw away
     shown = image if image.mode == mode else image.convert(mode)
     if size is not None and shown.size != (size, size):
-        shown = ImageOps.fit(shown, (size, size), Image.Resampling.BILINEAR)
+        side = min(shown.size)
+        left, top = ((length - side) // 2 for length in shown.size)
+        square = shown.crop((left, top, left + side, top + side))
+        shown = square.resize((size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(shown)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels

@@ -51,8 +51,8 @@ def from_arrays(
     needed = (grouped or partition == "natural", grouped and x_test is not None)
     if any(need and part is None for need, part in zip(needed, (group, group_test), strict=True)):
         raise UserError(
-            f"The partition '{partition}' needs each sample's subclass, domain or client id as group, and as group_test "
-            "that of each test sample."
+            f"The partition '{partition}' needs each sample's subclass, domain or client id as group, "
+            "and as group_test that of each test sample."
         )
     groups, numbers = _number(group, group_test)
     train = _samples(x, y, numbers[0])

@@ -63,55 +63,61 @@ def read(
 
 @contextmanager
 def _opened(where: Path | str) -> Iterator[DatasetDict]:
+    if isinstance(where, str):
+        yield _from_hub(where)
+        return
+    # What `datasets` writes on the way is as large as the data and not needed afterwards.
+    with tempfile.TemporaryDirectory(prefix="pfedvem-", ignore_cleanup_errors=True) as scratch:
+        yield _from_folder(where, scratch)
+
+
+def _from_hub(where: str) -> DatasetDict:
     import datasets
 
-    if isinstance(where, str):
-        identity, _, config = where.partition(":")
-        _check_hub(identity)
-        try:
-            yield datasets.load_dataset(identity, config or None)
-        except (ConnectionError, FileNotFoundError) as error:
-            raise _unreachable(identity) from error
-        except ValueError as error:
-            if "Config name is missing" not in str(error):
-                raise
-            names = ", ".join(datasets.get_dataset_config_names(identity))
-            raise UserError(f"{identity} has several configurations; write {identity}:NAME, one of {names}.") from error
-        return
-    bars = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
+    identity, _, config = where.partition(":")
+    _check_hub(identity)
     try:
-        # What `datasets` writes on the way is as large as the data and not needed afterwards.
-        with tempfile.TemporaryDirectory(prefix="pfedvem-", ignore_cleanup_errors=True) as scratch:
-            yield datasets.load_dataset(str(where), cache_dir=scratch)
-    except (datasets.exceptions.DataFilesNotFoundError, datasets.exceptions.DatasetGenerationError) as error:
+        return datasets.load_dataset(identity, config or None)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise _unreachable(identity) from error
+    except ValueError as error:  # says which configurations there are
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{where} cannot be read; one configuration of several is {identity}:NAME. {reason}") from error
+
+
+def _from_folder(where: Path, scratch: str) -> DatasetDict:
+    import datasets
+
+    # No bar for what takes seconds, and no log of what becomes a sentence here.
+    bars, verbosity = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        return datasets.load_dataset(str(where), cache_dir=scratch)
+    except (FileNotFoundError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         raise UserError(
-            f"The folder {where} has no images that can be read; it needs parquet files or a folder of images for "
-            "each class."
+            f"The folder {where} has no images that can be read; it needs parquet files with one set of columns, or a "
+            "folder of images for each class."
         ) from error
     finally:
-        if not bars:
+        datasets.logging.set_verbosity(verbosity)
+        if bars:
             datasets.enable_progress_bars()
 
 
 def _check_hub(identity: str) -> None:
     """Asks the hub once for the data set: `datasets` alone would retry for half a minute where there is no network."""
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub import errors
 
     if huggingface_hub.is_offline_mode():
         return
     try:
         huggingface_hub.HfApi().dataset_info(identity, timeout=5)
-    except RepositoryNotFoundError as error:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise UserError(f"The Hugging Face hub has no data set {identity}, or none that is open to you.") from error
-    except (OSError, HfHubHTTPError) as error:
+    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # that of whichever HTTP library it uses
         raise _unreachable(identity) from error
-    except Exception as error:
-        # The HTTP library behind the hub changes between versions, and its errors share no base class.
-        if type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests", "urllib3"):
-            raise _unreachable(identity) from error
-        raise
 
 
 def _unreachable(identity: str) -> UserError:

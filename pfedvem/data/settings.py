@@ -18,45 +18,62 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    dataset: str = Field("digits", description="A name of `pfedvem data list`, a hub id owner/name, or a folder.")
-    root: Path | None = Field(
-        None, description="Folder with local copies of hub data sets, as owner/name; without it the hub is used."
+    dataset: str = Field(
+        default="digits", description="A name of `pfedvem data list`, a hub id owner/name, or a folder."
     )
-    clients: int = Field(20, ge=1, description="How many clients the data is dealt to.")
+    root: Path | None = Field(
+        default=None,
+        description="Folder with local copies of hub data sets, as owner/name; without it the hub is used.",
+    )
+    clients: int = Field(default=20, ge=1, description="How many clients the data is dealt to.")
     partition: Partition = Field(
-        "labels",
+        default="labels",
         description="Who owns what: some labels each; some subclasses of every label; one domain and some labels of "
         "it; a Dirichlet mix of labels; the same mix for all; or natural clients by an id in the data.",
     )
-    labels_per_client: int = Field(5, ge=1, description="Labels that a client owns (partitions labels and domains).")
+    labels_per_client: int = Field(
+        default=5, ge=1, description="Labels that a client owns (partitions labels and domains)."
+    )
     subclasses_per_client: int = Field(
-        1, ge=1, description="Subclasses of every label that a client owns (partition subclasses)."
+        default=1, ge=1, description="Subclasses of every label that a client owns (partition subclasses)."
     )
     sizes: Literal["slices", "equal"] | tuple[float, ...] = Field(
-        "slices", description="Sizes of the clients: random slices, equal, or a list with one weight for each client."
+        default="slices",
+        description="Sizes of the clients: random slices, equal, or a list with one weight for each client.",
     )
     cuts: Literal["shared", "independent"] = Field(
-        "shared",
+        default="shared",
         description="Random slices: cut all labels at the same points, so that local sizes spread widely, or each at "
         "its own.",
     )
-    alpha: float = Field(0.5, gt=0, description="Concentration of the Dirichlet partition; small is heterogeneous.")
+    alpha: float = Field(
+        default=0.5, gt=0, description="Concentration of the Dirichlet partition; small is heterogeneous."
+    )
     train_samples: int | None = Field(
-        None, ge=1, description="Use only this many training samples, the first ones, equally many of each label."
+        default=None,
+        ge=1,
+        description="Use only this many training samples, the first ones, equally many of each label.",
     )
     holdout: float = Field(
-        0.2, gt=0, lt=1, description="Fraction held out for testing where the data, or a natural client, has no test."
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Fraction held out for testing where the data, or a natural client, has no test.",
     )
-    image_column: str | None = Field(None, description="The column of the images; found by itself if there is one.")
-    label_column: str | None = Field(None, description="The column of the labels; `label` if not given.")
-    subclass_column: str | None = Field(None, description="The column of the subclasses (partition subclasses).")
-    domain_column: str | None = Field(None, description="The column of the domains (partition domains).")
-    client_column: str | None = Field(None, description="The column of the client ids (partition natural).")
+    image_column: str | None = Field(
+        default=None, description="The column of the images; found by itself if there is one."
+    )
+    label_column: str | None = Field(default=None, description="The column of the labels; `label` if not given.")
+    subclass_column: str | None = Field(
+        default=None, description="The column of the subclasses (partition subclasses)."
+    )
+    domain_column: str | None = Field(default=None, description="The column of the domains (partition domains).")
+    client_column: str | None = Field(default=None, description="The column of the client ids (partition natural).")
     image_size: int | None = Field(
-        None, ge=1, description="Cut the centre square of each image and resize it to this many pixels a side."
+        default=None, ge=1, description="Cut the centre square of each image and resize it to this many pixels a side."
     )
     pm_test: Literal["owned", "published"] = Field(
-        "owned",
+        default="owned",
         description="Test data of a personalised model: all of the subclasses that it owns, or, as a flaw of the "
         "published code has it, the superclasses whose ids equal the ids of those subclasses.",
     )

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, SkipValidation, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from pfedvem.algorithms import AnyAlgorithm, method
+from pfedvem.algorithms import METHODS, AnyAlgorithm, method
 from pfedvem.data.settings import DataSettings
 from pfedvem.errors import UserError
 from pfedvem.experiments.presets import preset
+from pfedvem.models import NETWORKS
 
 Tree = dict[str, Any]
+Sections = dict[str, list[str]]
 M = TypeVar("M", bound=BaseModel)
+
+# How error messages speak of the types and constraints of fields.
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "path": "a path",
+    "tuple": "a list",
+}
+LIMITS = {"gt": "greater than", "ge": "greater than or equal to", "lt": "less than", "le": "less than or equal to"}
 
 
 class Config(BaseModel):
@@ -25,52 +41,53 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    method: str = Field("pfedvem", description="the federated method")
-    rounds: int = Field(100, ge=1, description="communication rounds")
-    participation: float = Field(0.1, gt=0, le=1, description="probability that a client uploads in a round")
-    seed: int = Field(0, ge=0, lt=2**63, description="drives partition, initial weights and all sampling")
-    network: str = Field("mlp", description="mlp, lenet or cnn6")
-    eval_every: int = Field(5, ge=0, description="rounds between evaluations; 0 evaluates after the last only")
-    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
-    alone: bool = Field(True, description="also train every client alone, to show what the federation is worth")
-    executor: Literal["auto", "sequential", "processes"] = Field("auto", description="where clients are trained")
-    workers: int | None = Field(None, ge=1, description="processes that train clients; by default one a processor")
+    method: str = Field(default="pfedvem", description="the federated method")
+    rounds: int = Field(default=100, ge=1, description="communication rounds")
+    participation: float = Field(default=0.1, gt=0, le=1, description="probability that a client uploads in a round")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="drives partition, initial weights and all sampling")
+    network: str = Field(default="mlp", description="mlp, lenet or cnn6")
+    eval_every: int = Field(default=5, ge=0, description="rounds between evaluations; 0 evaluates after the last only")
+    checkpoint_every: int = Field(default=1, ge=1, description="rounds between checkpoints")
+    alone: bool = Field(default=True, description="also train every client alone, to show what the federation is worth")
+    executor: Literal["auto", "sequential", "processes"] = Field(
+        default="auto", description="where clients are trained"
+    )
+    workers: int | None = Field(
+        default=None, ge=1, description="processes that train clients; by default one a processor"
+    )
     data: DataSettings
     algorithm: SerializeAsAny[SkipValidation[AnyAlgorithm]]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.executor == "sequential" and (self.workers or 1) > 1:
-            raise ValueError(f"the sequential executor has one worker, not {self.workers}")
+            raise ValueError(f"The sequential executor has one worker, not {self.workers}")
+        if self.network not in NETWORKS:
+            raise ValueError(f"There is no network {self.network!r}; there are {', '.join(NETWORKS)}")
+        if self.method != self.algorithm.name:
+            raise ValueError(f"The method is {self.method!r}, but its settings are those of {self.algorithm.name!r}")
         return self
 
     def dump(self) -> Tree:
-        """The tree as plain values; what is None is left out."""
+        """The tree as plain values, as config.toml has it; what is None is left out."""
         return self.model_dump(mode="json", exclude_none=True)
-
-    def toml(self) -> str:
-        return tomli_w.dumps(self.dump())
 
 
 def load(file: Path | None = None, flags: Tree | None = None, assignments: Iterable[str] = ()) -> Config:
     """The configuration of a TOML file, flags and ``key=value`` assignments; the later ones win."""
-    tree = _read(file) if file is not None else {}
-    tree = merged(tree, flags or {})
-    for text in assignments:
-        tree = merged(tree, _assignment(text, tree))
-    _refuse_unknown(tree)
-    data, name = tree.get("data", {}), tree.get("method", "pfedvem")
-    tree = merged(preset(data.get("dataset", "digits"), method(name)), tree)
-    algorithm = _checked(method(name), tree["algorithm"], "algorithm.")
-    return _checked(Config, {**tree, "data": _checked(DataSettings, data, "data."), "algorithm": algorithm})
-
-
-def _checked(cls: type[M], values: Tree, prefix: str = "") -> M:
-    """An object of the tree, or what is wrong with its values as sentences."""
-    try:
-        return cls(**values)
-    except ValidationError as error:
-        raise UserError(explain(error, prefix)) from error
+    layers = [_read(file) if file is not None else {}, flags or {}]
+    assigned = [_assignment(text) for text in assignments]
+    named = [layer["method"] for layer in (*layers, dict(assigned)) if "method" in layer]
+    chosen = method(str(named[-1] if named else Config.model_fields["method"].default))
+    sections = _sections(chosen)
+    layers += [_placed(key, value, sections) for key, value in assigned]
+    tree: Tree = {}
+    for layer in layers:
+        _refuse_unknown(layer, sections, chosen)
+        tree = merged(tree, layer)
+    data = _checked(DataSettings, tree.get("data", {}), "data.")
+    tree = merged(preset(data.dataset, chosen), tree)
+    return _checked(Config, {**tree, "data": data, "algorithm": _checked(chosen, tree["algorithm"], "algorithm.")})
 
 
 def merged(below: Tree, above: Tree) -> Tree:
@@ -82,17 +99,43 @@ def merged(below: Tree, above: Tree) -> Tree:
     return out
 
 
-def explain(error: ValidationError, prefix: str = "") -> str:
-    """What is wrong with the values, as sentences."""
-    sentences = []
+def _checked(cls: type[M], values: Tree, prefix: str = "") -> M:
+    """An object of the tree, or what is wrong with its values as sentences."""
+    try:
+        return cls(**values)
+    except ValidationError as error:
+        raise UserError(explain(error, cls, prefix)) from error
+
+
+def explain(error: ValidationError, cls: type[BaseModel], prefix: str = "") -> str:
+    """What is wrong with the values of a model, as sentences."""
+    problems: dict[str, list[ErrorDetails]] = {}
     for problem in error.errors():
-        where, what = ".".join(str(part) for part in problem["loc"]), problem["msg"]
-        if where:
-            what = what.removeprefix("Input ").removeprefix("Value error, ")
-            sentences.append(f"{prefix}{where} {what}, not {problem['input']!r}.")
-        else:
-            sentences.append(f"{what.removeprefix('Value error, ').rstrip('.')}.")
+        problems.setdefault(str(problem["loc"][0]) if problem["loc"] else "", []).append(problem)
+    sentences = []
+    for key, found in problems.items():
+        if not key:  # a check of the whole model, which speaks for itself
+            sentences += [problem["msg"].removeprefix("Value error, ").rstrip(".") + "." for problem in found]
+            continue
+        # A value that may be of several types fails as each of them; it is nearest to the one with the longest path.
+        depth = max(len(problem["loc"]) for problem in found)
+        nearest = [problem for problem in found if len(problem["loc"]) == depth]
+        wanted = ", or ".join(_wanted(problem, cls.model_fields[key]) for problem in nearest)
+        each = "each of " if isinstance(nearest[0]["loc"][-1], int) else ""
+        sentences.append(f"{each}{prefix}{key} should be {wanted}, not {nearest[0]['input']!r}.")
     return " ".join(sentences)
+
+
+def _wanted(problem: ErrorDetails, field: FieldInfo) -> str:
+    """What a value should have been: its kind and its limits."""
+    kind = problem["type"]
+    if kind == "literal_error":
+        return str(problem["ctx"]["expected"])
+    rules = [(words, getattr(rule, name, None)) for rule in field.metadata for name, words in LIMITS.items()]
+    limits = " and ".join(f"{words} {limit}" for words, limit in rules if limit is not None)
+    if kind.startswith(("greater_than", "less_than")):
+        return limits
+    return f"{KINDS.get(kind.partition('_')[0], problem['msg'])} {limits}".strip()
 
 
 def _read(file: Path) -> Tree:
@@ -101,51 +144,70 @@ def _read(file: Path) -> Tree:
     except FileNotFoundError as error:
         raise UserError(f"There is no configuration file {file}.") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{file} is no readable TOML file: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{file} is no readable TOML file: {reason}.") from error
 
 
-def _sections(tree: Tree) -> dict[str, list[str]]:
-    """The keys that exist: of the tree itself and of its sections, for the method that the tree names."""
+def _sections(chosen: type[AnyAlgorithm]) -> Sections:
+    """The keys that exist: of the tree itself and of its sections."""
     top = [key for key in Config.model_fields if key not in ("data", "algorithm")]
-    algorithm = method(tree.get("method", "pfedvem"))
-    return {"": top, "data": list(DataSettings.model_fields), "algorithm": list(algorithm.model_fields)}
+    return {"": top, "data": list(DataSettings.model_fields), "algorithm": list(chosen.model_fields)}
 
 
-def _refuse_unknown(tree: Tree) -> None:
-    sections = _sections(tree)
-    for section, known in sections.items():
-        part = tree.get(section, {}) if section else {k: v for k, v in tree.items() if k not in sections}
-        if not isinstance(part, Mapping):
-            raise UserError(f"{section} is a section of settings, not a value.")
-        for key in part:
-            if key not in known:
-                raise _unknown(f"{section}.{key}" if section else key, sections)
+def _refuse_unknown(tree: Tree, sections: Sections, chosen: type[AnyAlgorithm]) -> None:
+    for key, value in tree.items():
+        if key in sections:
+            if not isinstance(value, Mapping):
+                raise UserError(
+                    f"{key} is a section of settings, not a value; its keys are {', '.join(sections[key])}."
+                )
+            for name in value:
+                if name not in sections[key]:
+                    raise _unknown(key, name, sections, chosen)
+        elif key not in sections[""]:
+            if not isinstance(value, Mapping):
+                raise _unknown("", key, sections, chosen)
+            near = max(("data", "algorithm"), key=partial(_likeness, key))
+            raise UserError(f"There is no section {key!r}; the nearest is {near!r}.")
 
 
-def _unknown(key: str, sections: dict[str, list[str]]) -> UserError:
+def _unknown(section: str, name: str, sections: Sections, chosen: type[AnyAlgorithm]) -> UserError:
     """The error for a key that does not exist, with the nearest that does."""
-    full = {f"{section}.{name}" if section else name: name for section, names in sections.items() for name in names}
-    wanted = key.rpartition(".")[2]
-    near = difflib.get_close_matches(wanted, full.values(), n=1, cutoff=0.5)
-    if near:
-        return UserError(f"There is no setting {key!r}; the nearest is {next(f for f in full if full[f] == near[0])!r}.")
-    return UserError(f"There is no setting {key!r}; there are {', '.join(full)}.")
+    problem = f"There is no setting {_dotted(section, name)!r}"
+    owners = [other for other, cls in METHODS.items() if name in cls.model_fields]
+    if owners and section != "data" and name not in chosen.model_fields:
+        section, problem = "algorithm", f"{name!r} is a setting of {', '.join(owners)}, not of {chosen.name}"
+    known = [(home, other) for home, names in sections.items() for other in names]
+    # Of keys that are about as near, one in the section that was named is meant.
+    near = max(known, key=lambda at: _likeness(name, at[1]) + 0.2 * (at[0] == section != ""))
+    return UserError(f"{problem}; the nearest is {_dotted(*near)!r}.")
 
 
-def _assignment(text: str, tree: Tree) -> Tree:
-    """``key=value`` as a tree. A key may be dotted, or bare where only one section has it."""
-    key, equals, value = text.partition("=")
-    key = key.strip()
+def _likeness(a: str, b: str) -> float:
+    return SequenceMatcher(None, a, b).ratio()
+
+
+def _dotted(section: str, name: str) -> str:
+    return f"{section}.{name}" if section else name
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """The key and the value of ``key=value``. What is no TOML value is text."""
+    key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
         raise UserError(f"--set takes key=value, not {text!r}.")
     try:
-        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
+        return key, value
+
+
+def _placed(key: str, value: Any, sections: Sections) -> Tree:
+    """An assignment as a tree. Its key is dotted, or bare where only one section has it."""
     section, _, name = key.rpartition(".")
     if not section:
-        homes = [home for home, names in _sections(tree).items() if name in names]
-        if not homes:
-            raise _unknown(key, _sections(tree))
-        section = homes[0]
-    return {section: {name: parsed}} if section else {name: parsed}
+        homes = [home for home, names in sections.items() if name in names]
+        if len(homes) > 1:
+            raise UserError(f"There is more than one {key}: write {' or '.join(_dotted(home, key) for home in homes)}.")
+        section = homes[0] if homes else ""
+    return {section: {name: value}} if section else {name: value}

@@ -9,6 +9,7 @@ from pfedvem.data import load_federation
 from pfedvem.experiments.config import Config
 from pfedvem.experiments.presets import preset
 from pfedvem.models import build
+from pfedvem.report.plots import draw_run
 from pfedvem.simulation.fit import fit
 from pfedvem.simulation.results import Result
 from pfedvem.simulation.rounds import Progress
@@ -22,7 +23,7 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         progress.note(note)
     model = build(config.network, federation.shape, len(federation.classes), config.seed)
     compare = config.alone and config.method != Local.name
-    return fit(
+    result = fit(
         config.algorithm,
         model,
         federation,
@@ -39,6 +40,9 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         settings=config.dump(),
         progress=progress,
     )
+    if out is not None:
+        draw_run(result, out / "run.png")
+    return result
 
 
 def next_folder(config: Config, parent: Path = Path("runs")) -> Path:

@@ -37,14 +37,12 @@ def catalogue_table() -> Table:
     """The known data sets as a table."""
     table = Table(title="Data sets", title_justify="left", header_style="bold")
     table.add_column("name", style="bold", no_wrap=True)
-    table.add_column("what it is")
-    table.add_column("hub id", overflow="fold")
-    table.add_column("train + test")
-    table.add_column("dealt by")
-    table.add_column("clients", justify="right")
+    table.add_column("what it is, samples for training + testing, and hub id")
+    table.add_column("dealt by", no_wrap=True)
+    table.add_column("clients", justify="right", no_wrap=True)
     for row in catalogue_rows():
-        cells = (row["name"], row["what"], row["hub"] or "-", row["samples"], row["partition"], str(row["clients"]))
-        table.add_row(*(escape(cell) for cell in cells))
+        source = f"[dim]{escape(row['samples'])}; {escape(row['hub'] or 'no download')}[/]"
+        table.add_row(row["name"], f"{escape(row['what'])}\n{source}", row["partition"], str(row["clients"]))
     table.caption = "Any other hub id (owner/name) or folder works too: parquet files, or a folder of images a class."
     table.caption_justify = "left"
     return table
@@ -121,7 +119,7 @@ def draw(federation: Federation, path: Path) -> None:
     owned, local = figure.subplots(2, 1, sharex=True, height_ratios=[tall, 1.3])
 
     # The largest circle is wider than its cell, the more so the more clients there are: small ones stay visible.
-    cell = 72 * min(1.2 * tall / labels, float(np.interp(clients, [20, 200], [1.2, 2.6])) * wide / clients)
+    cell = 72 * min(1.2 * tall / labels, float(np.interp(clients, [20, 100, 200], [1.2, 2.4, 2.8])) * wide / clients)
     at = np.argwhere(counts)
     area = counts[at[:, 0], at[:, 1]] * (cell**2 / counts.max())
     owned.scatter(at[:, 0], at[:, 1], s=np.maximum(area, 0.6), color=_BLUE, alpha=0.75, linewidths=0)

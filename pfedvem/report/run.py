@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 
 from pfedvem.simulation.results import Result, spread
@@ -40,7 +41,9 @@ class LiveProgress(Progress):
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
 
     def stage(self, title: str, done: int, rounds: int) -> None:
@@ -84,5 +87,7 @@ def summary_table(result: Result) -> Table:
         table.add_row("clients alone (Local)", shown(summary["alone_pm"]), over)
     if summary["gm"] is not None:
         table.add_row("global model (GM)", shown(summary["gm"]), "on the complete test set")
-    table.add_row("wall-clock", f"{summary['seconds']:.1f} s", f"{summary['seconds'] / summary['rounds']:.2f} s a round")
+    table.add_row(
+        "wall-clock", f"{summary['seconds']:.1f} s", f"{summary['seconds'] / summary['rounds']:.2f} s a round"
+    )
     return table

@@ -1,7 +1,7 @@
 """Checkpoints: each is a folder written whole or not at all, with a checksum; the two newest are kept.
 
-    checkpoint/round-00012/state.safetensors    server, clients and scores
-    checkpoint/round-00012/manifest.json        format, round, checksum, history, and the identity of the run
+checkpoint/round-00012/state.safetensors    server, clients and scores
+checkpoint/round-00012/manifest.json        format, round, checksum, history, and the identity of the run
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ class Executor(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to end here."""
+        self.close(error is not None)
+
+    def close(self, failed: bool) -> None:  # noqa: B027 - most executors have nothing to end
+        """Ends the workers, at once where the run has failed."""
 
 
 class Sequential(Executor):
@@ -75,10 +78,8 @@ class Processes(Executor):
         except BrokenProcessPool as error:
             raise UserError("A worker died, perhaps for want of memory: try fewer --workers, then --resume.") from error
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:  # do not wait for clients whose results nobody wants any more
+    def close(self, failed: bool) -> None:
+        if failed:  # do not wait for clients whose results nobody wants any more
             for process in list(self._pool._processes.values()):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -69,7 +69,11 @@ def fit(
     model.check(federation.inputs(federation.train.x[:2]))
     if model.classes != len(federation.classes):
         raise UserError(f"The network has {model.classes} outputs for {len(federation.classes)} classes.")
-    for name, value, lowest in (("rounds", rounds, 1), ("eval_every", eval_every, 0), ("checkpoint_every", checkpoint_every, 1)):
+    for name, value, lowest in (
+        ("rounds", rounds, 1),
+        ("eval_every", eval_every, 0),
+        ("checkpoint_every", checkpoint_every, 1),
+    ):
         if value < lowest:
             raise UserError(f"{name} must be at least {lowest}, not {value}.")
     if not 0 < participation <= 1:
@@ -117,7 +121,9 @@ def fit(
         if alone is not None:
             progress.stage("alone", 0, 1)
             with make_executor(Setup(alone, model, federation, seed), executor, workers) as place:
-                scores = one_round(start(place.setup), 1.0, True, place, progress).scores
+                done = one_round(start(place.setup), 1.0, True, place, progress)
+            progress.round(done)
+            scores = done.scores
     except KeyboardInterrupt:
         if folder is not None and state.round > 0:
             checkpoints.save(folder / "checkpoint", state, identity)

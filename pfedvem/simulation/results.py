@@ -87,7 +87,9 @@ class Result:
         if discarded is None or not bool(discarded.any()):
             return []
         count, total = int((discarded > 0).sum()), int(discarded.sum())
-        return [f"{count} clients overflowed in training ({total} times) and kept what they had; try a smaller lr_head."]
+        return [
+            f"{count} clients overflowed in training ({total} times) and kept what they had; try a smaller lr_head."
+        ]
 
     def write(self, out: Path) -> None:
         """Writes metrics.jsonl, clients.csv, summary.json and model/ into a folder."""

@@ -82,9 +82,7 @@ def simulate(
     return state
 
 
-def one_round(
-    state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress
-) -> State:
+def one_round(state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress) -> State:
     """One round of the paper's Algorithm 1, for any method."""
     began = time.perf_counter()
     setup = executor.setup

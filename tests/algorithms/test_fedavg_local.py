@@ -72,4 +72,3 @@ def test_local_sends_nothing(model: Model, federation: Federation) -> None:
     state = algorithm.client_init(model, None, Rng(0, START, [0]))
     up, _ = algorithm.contribute(model, None, state, None, federation.cohort([0]), Rng(0, 0, [0]))
     assert sum(leaf.numel() for leaf in tree.leaves(up)) == 0
-    assert tree.leaves(algorithm.down(None)) == []

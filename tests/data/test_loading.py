@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from pfedvem.data import DataSettings, Federation, from_arrays, load_federation
+from pfedvem.data.settings import Partition
 from pfedvem.errors import UserError
 from tests.data.conftest import Writer, labels
 
@@ -16,7 +18,7 @@ X = np.arange(120, dtype=np.float32)[:, None]
 Y = np.tile(np.arange(4), 30)
 
 
-def natural(ids: list[int], clients: int, seed: int = 0, **values: object) -> Federation:
+def natural(ids: list[int], clients: int, seed: int = 0, **values: Any) -> Federation:
     n = len(ids)
     return from_arrays(X[:n], Y[:n], clients=clients, partition="natural", group=ids, seed=seed, **values)
 
@@ -35,19 +37,10 @@ def test_clients_share_the_memory_of_their_test_indices() -> None:
 
 
 @pytest.mark.parametrize("partition", ["labels", "dirichlet", "iid"])
-def test_the_federation_depends_on_the_seed_and_on_nothing_else(partition: str) -> None:
+def test_the_federation_depends_on_the_seed_and_on_nothing_else(partition: Partition) -> None:
     def fingerprint(seed: int) -> str:
-        np.random.seed(len(str(seed)))  # noqa: NPY002 (the global state must not matter)
-        return from_arrays(
-            X,
-            Y,
-            X,
-            Y,
-            clients=5,
-            partition=partition,
-            labels_per_client=2,
-            seed=seed,  # type: ignore[arg-type]
-        ).fingerprint()
+        np.random.seed(len(str(seed)))  # the global state must not matter
+        return from_arrays(X, Y, X, Y, clients=5, partition=partition, labels_per_client=2, seed=seed).fingerprint()
 
     assert fingerprint(3) == fingerprint(3)
     assert fingerprint(3) != fingerprint(4)
@@ -145,6 +138,7 @@ def test_images_of_the_user_are_normalised_and_numbers_are_left_alone() -> None:
         ({"partition": "natural", "group": Y[:7]}, "one group"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(values: dict[str, object], sentence: str) -> None:
+def test_arrays_that_do_not_fit_are_refused(values: dict[str, Any], sentence: str) -> None:
+    arguments: dict[str, Any] = {"x": X, "y": Y, "clients": 2, "labels_per_client": 2} | values
     with pytest.raises(UserError, match=sentence):
-        from_arrays(**({"x": X, "y": Y, "clients": 2, "labels_per_client": 2} | values))  # type: ignore[arg-type]
+        from_arrays(**arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -17,9 +18,8 @@ from pfedvem.report.data import catalogue_rows, catalogue_table, draw, label_cou
 
 
 def shown(view: object) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(view)
-    console.file.close()
     return console.export_text()
 
 
@@ -61,7 +61,7 @@ def test_the_picture_is_drawn_for_any_number_of_clients(clients: int, tmp_path: 
 
 def test_a_picture_of_an_unknown_kind_or_in_no_folder_is_refused(tmp_path: Path) -> None:
     federation = from_arrays(np.ones((20, 1)), np.tile([0, 1], 10), clients=2, partition="iid")
-    with pytest.raises(UserError, match="end its name in .png"):
+    with pytest.raises(UserError, match=r"end its name in \.png"):
         draw(federation, tmp_path / "partition.doc")
     with pytest.raises(UserError, match="cannot be written"):
         draw(federation, tmp_path / "nowhere" / "partition.png")

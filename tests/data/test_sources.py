@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +15,17 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from pfedvem.data import DataSettings, load_federation
-from pfedvem.data import sun397
+from pfedvem.data import DataSettings, load_federation, sun397
 from pfedvem.data.catalogue import CATALOGUE, DIGIT_FIVE, find, locate
 from pfedvem.data.images import decode
+from pfedvem.data.reading import Table, read
 from pfedvem.data.settings import defaults_for
 from pfedvem.data.sources import Source, load_source
 from pfedvem.errors import UserError
 from tests.data.conftest import Writer, labels, png
 
 
-def settings(root: Path | None = None, dataset: str = "me/pets", **values: object) -> DataSettings:
+def settings(root: Path | None = None, dataset: str = "me/pets", **values: Any) -> DataSettings:
     return DataSettings.model_validate({"dataset": dataset, "root": root, "partition": "iid", "clients": 2} | values)
 
 
@@ -129,8 +131,6 @@ def test_an_image_size_takes_the_centre_square() -> None:
 
 
 def _png(image: Image.Image) -> bytes:
-    import io
-
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
@@ -339,10 +339,10 @@ def test_an_unknown_data_set_is_answered_by_the_nearest_name(dataset: str, sente
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(
-    pets: Path, root: Path, values: dict[str, object], sentence: str
+    pets: Path, root: Path, values: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
-        load_federation(settings(root, **values), 0)  # type: ignore[arg-type]
+        load_federation(settings(root, **values), 0)
 
 
 def test_a_data_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_folder_without_images_is_refused(root: Path) -> None:
 
 def test_images_of_different_sizes_ask_for_an_image_size(write_split: Writer, root: Path) -> None:
     write_split("me/pets", "train", {"label": [0, 1]}, images=[png(1, (4, 6)), png(2, (5, 5))])
-    with pytest.raises(UserError, match="6x4 and 5x5.*image_size"):
+    with pytest.raises(UserError, match=r"6x4 and 5x5.*image_size"):
         load_source(settings(root))
     assert load_source(settings(root, image_size=4, partition="natural", client_column="label")).train.x.shape[2:] == (
         4,
@@ -384,11 +384,44 @@ def test_without_a_network_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch)
         raise ConnectionError("no network")
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", refuse)
-    with pytest.raises(UserError, match="uoft-cs/cifar10 could not be fetched .* --data-root DIR reads a local copy"):
+    with pytest.raises(UserError, match=r"uoft-cs/cifar10 could not be fetched .* --data-root DIR reads a local copy"):
         load_source(DataSettings(dataset="cifar10"))
     with pytest.raises(UserError, match="none of the data sets of Digit-Five"):
         load_source(DataSettings(dataset="digit5"))
 
 
-def test_digit_five_has_five_domains() -> None:
-    assert len(DIGIT_FIVE) == 5
+def test_a_hub_id_may_name_a_configuration(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked = []
+    local = datasets.load_dataset(str(pets), cache_dir=str(pets.parent / "scratch"))
+
+    def load(identity: str, config: str | None) -> datasets.DatasetDict:
+        asked.append((identity, config))
+        if config == "none":
+            raise ValueError("BuilderConfig 'none' not found. Available: ['small']")
+        return local
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
+    monkeypatch.setattr("datasets.load_dataset", load)
+    assert len(load_source(settings(dataset="you/pets:small")).train) == 20
+    assert len(load_source(settings(dataset="you/pets")).train) == 20
+    assert asked == [("you/pets", "small"), ("you/pets", None)]
+    with pytest.raises(UserError, match=r"you/pets:NAME.*Available: \['small'\]"):
+        load_source(settings(dataset="you/pets:none"))
+
+
+def test_a_download_that_failed_is_tried_again_and_not_kept(
+    write_split: Writer, root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "test"):
+        write_split("ylecun/mnist", split, {"label": labels(3, 10)})
+
+    def read_mnist_only(where: str) -> Table:
+        if where != DIGIT_FIVE["mnist"]:
+            raise UserError("not now")
+        return read(root / where)
+
+    monkeypatch.setattr("pfedvem.data.sources.read", read_mnist_only)
+    assert load_source(DataSettings(dataset="digit5")).groups == ("mnist",)
+    assert not own_cache.exists()

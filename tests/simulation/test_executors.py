@@ -87,9 +87,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the workers")
 def test_workers_end_when_their_parent_is_killed() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdin is not None
     assert parent.stdout is not None
     with parent.stdin, parent.stdout:

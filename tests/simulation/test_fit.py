@@ -182,14 +182,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(model: Model, federation: Feder
         train(model, federation, tmp_path / "file", resume=True)
 
 
-def test_other_settings_or_other_data_are_refused_by_name(
-    model: Model, federation: Federation, tmp_path: Path
-) -> None:
+def test_other_settings_or_other_data_are_refused_by_name(model: Model, federation: Federation, tmp_path: Path) -> None:
     from tests.conftest import blobs
 
     train(model, federation, tmp_path)
     other = PFedVEM(lr_head=0.02, lr_base=0.02, base_epochs=2)
-    with pytest.raises(UserError, match=r"other settings: algorithm.lr_head \(was 0.01, now 0.02\), seed \(was 0, now 1\)"):
+    differing = r"other settings: algorithm.lr_head \(was 0.01, now 0.02\), seed \(was 0, now 1\)"
+    with pytest.raises(UserError, match=differing):
         train(model, federation, tmp_path, resume=True, algorithm=other, seed=1)
     with pytest.raises(UserError, match="data"):
         train(model, blobs((7, 12, 1, 23), seed=5), tmp_path, resume=True)

@@ -30,7 +30,8 @@ def run(setup: Setup, rounds: int, eval_every: int = 0, participation: float = 0
 
 
 def same(a: object, b: object) -> bool:
-    return all(torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+    pairs = zip(tree.leaves(a), tree.leaves(b), strict=True)
+    return all(torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)) for x, y in pairs)
 
 
 @pytest.fixture(params=list(METHODS))
