@@ -196,7 +196,7 @@ def version() -> None:
 def main() -> None:
     """Runs the command line; what a user can mend is a sentence and exit code 2, never a traceback."""
     try:
-        app()
+        app(prog_name="pfedvem")
     except UserError as error:
         _fail(str(error))
     except OSError as error:  # no permission, no space left, and the like

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -81,6 +81,80 @@ def count(batch: Batch) -> Tensor | int:
     return batch.y.shape[1] if batch.mask is None else batch.mask.sum(1).clamp(min=1)
 
 
+class Rule(Protocol):
+    """How a gradient becomes a step: gives what is subtracted from the variables, and may remember."""
+
+    def __call__(self, gradient: list[Tensor]) -> list[Tensor]: ...
+
+
+class Momentum:
+    """v <- momentum v + gradient; the step is lr v."""
+
+    def __init__(self, lr: float, momentum: float = 0.0) -> None:
+        self._lr, self._momentum = lr, momentum
+        self._velocity: list[Tensor] = []
+
+    def __call__(self, gradient: list[Tensor]) -> list[Tensor]:
+        if self._momentum and self._velocity:
+            torch._foreach_mul_(self._velocity, self._momentum)
+            torch._foreach_add_(self._velocity, gradient)
+        else:
+            self._velocity = gradient
+        return list(torch._foreach_mul(self._velocity, self._lr))
+
+
+class Adam:
+    """Kingma and Ba's Adam with its usual constants; moments start at zero."""
+
+    def __init__(self, lr: float) -> None:
+        self._lr, self._steps = lr, 0
+        self._first: list[Tensor] = []
+        self._second: list[Tensor] = []
+
+    def __call__(self, gradient: list[Tensor]) -> list[Tensor]:
+        beta1, beta2, epsilon = 0.9, 0.999, 1e-8
+        self._first = self._first or [torch.zeros_like(g) for g in gradient]
+        self._second = self._second or [torch.zeros_like(g) for g in gradient]
+        self._steps += 1
+        torch._foreach_lerp_(self._first, gradient, 1 - beta1)
+        torch._foreach_mul_(self._second, beta2)
+        torch._foreach_addcmul_(self._second, gradient, gradient, 1 - beta2)
+        scale = list(torch._foreach_div(self._second, 1 - beta2**self._steps))
+        torch._foreach_sqrt_(scale)
+        torch._foreach_add_(scale, epsilon)
+        steps = list(torch._foreach_div(self._first, scale))
+        torch._foreach_mul_(steps, self._lr / (1 - beta1**self._steps))
+        return steps
+
+
+class Descent(Generic[V]):
+    """Gradient steps from ``start``, any tree of tensors with a leading client dimension.
+
+    What is in the tree is trained, nothing else. Buffers (running statistics) may be in it: they get no gradient, and
+    the forward pass changes them.
+    """
+
+    def __init__(self, start: V, rule: Rule) -> None:
+        leaves = [leaf.detach().clone() for leaf in tree.leaves(start)]
+        self._trained = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
+        self._variables = tree.rebuild(start, leaves)
+        self._rule = rule
+
+    def step(self, loss: Callable[[V, Batch], Tensor], batch: Batch) -> None:
+        """One step on the loss of each client (C,); clients that are not active in the batch stay where they are."""
+        found = torch.autograd.grad(loss(self._variables, batch).sum(), self._trained, allow_unused=True)
+        pairs = [(leaf.detach(), grad) for leaf, grad in zip(self._trained, found, strict=True) if grad is not None]
+        steps = self._rule([grad for _, grad in pairs])
+        if batch.active is not None:
+            steps = [step * batch.active.view(-1, *[1] * (step.ndim - 1)) for step in steps]
+        torch._foreach_sub_([leaf for leaf, _ in pairs], steps)
+
+    @property
+    def value(self) -> V:
+        """Where the variables are now, as values of their own."""
+        return tree.map(lambda leaf: leaf.detach().clone(), self._variables)
+
+
 def sgd(
     loss: Callable[[V, Batch], Tensor],
     start: V,
@@ -89,30 +163,8 @@ def sgd(
     lr: float,
     momentum: float = 0.0,
 ) -> V:
-    """Plain SGD from ``start``: v <- momentum v + gradient, variable <- variable - lr v.
-
-    Args:
-        loss: gives the loss of each client (C,) for the current value of the variables and a batch.
-        start: any tree of tensors with a leading client dimension; what is in it is trained, nothing else.
-        batches: one step each.
-    """
-    values = [leaf.detach().clone() for leaf in tree.leaves(start)]
-    trained = [value.requires_grad_() for value in values if value.is_floating_point()]
-    variables = tree.rebuild(start, values)
-    velocity: list[Tensor] | None = None
+    """SGD from ``start``, one step a batch, on the loss of each client (C,)."""
+    descent = Descent(start, Momentum(lr, momentum))
     for batch in batches:
-        found = torch.autograd.grad(loss(variables, batch).sum(), trained, allow_unused=True)
-        # Buffers (running statistics) are part of the tree but get no gradient: the forward pass changes them.
-        pairs = [(value, grad) for value, grad in zip(trained, found, strict=True) if grad is not None]
-        moved, gradient = [value.detach() for value, _ in pairs], [grad for _, grad in pairs]
-        if momentum and velocity is not None:
-            torch._foreach_mul_(velocity, momentum)
-            torch._foreach_add_(velocity, gradient)
-        else:
-            velocity = gradient
-        if batch.active is None:
-            torch._foreach_add_(moved, velocity, alpha=-lr)
-        else:
-            for value, v in zip(moved, velocity, strict=True):
-                value.sub_(v * batch.active.view(-1, *[1] * (v.ndim - 1)), alpha=lr)
-    return tree.map(lambda leaf: leaf.detach(), variables)
+        descent.step(loss, batch)
+    return descent.value

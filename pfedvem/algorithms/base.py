@@ -32,11 +32,13 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
 
         down = algorithm.down(server)
         client, carry = algorithm.adapt(model, down, client, data, rng)             # every client
-        up, client = algorithm.contribute(model, down, client, carry, data, rng)    # if it uploads or is evaluated
+        up, client, carry = algorithm.contribute(model, down, client, carry, data, rng)   # to upload or be evaluated
+        personal = algorithm.personal(model, down, client, carry, data, rng)        # if it is evaluated
         server = algorithm.merge(server, ups)                                       # the ups of those that upload
 
-    The engine calls ``contribute`` only where something reads its result, and keeps the client that it returns only
-    if the upload counts.
+    A carry is what local training found on the way; it never leaves the client and does not outlive the round. The
+    engine calls ``contribute`` only where something reads its result, and keeps the client that it returns only if
+    the upload counts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -48,6 +50,8 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     """Whether there is a personalised model (PM) to evaluate."""
     global_model: ClassVar[bool] = True
     """Whether there is a global model (GM) to evaluate."""
+    personal_after_merge: ClassVar[bool] = False
+    """Whether the PM is made from the merged server, without this round's local training."""
     default_rounds: ClassVar[int | None] = None
     """The number of rounds that the method needs by its nature, where it has one."""
 
@@ -72,15 +76,21 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     @abstractmethod
     def contribute(
         self, model: Model, down: Down, client: Client, carry: Carry | None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Client]:
+    ) -> tuple[Up, Client, Carry | None]:
         """Local training that only an upload or an evaluation needs."""
 
     @abstractmethod
     def merge(self, server: Server, ups: Up) -> Server:
         """Aggregation of the uploads, stacked along the client dimension in the order of the clients."""
 
-    def personal(self, down: Down, client: Client, up: Up, rng: Rng) -> Params | None:
-        """The personalised models after local training and before merging."""
+    def personal(
+        self, model: Model, down: Down, client: Client, carry: Carry | None, data: ClientData, rng: Rng
+    ) -> Params | None:
+        """The personalised models after local training and before merging.
+
+        Where ``personal_after_merge`` is set, after merging instead: ``down`` is then the new one, ``client`` is what
+        the client keeps and there is no carry.
+        """
         return None
 
     def general(self, server: Server) -> Params | None:

@@ -44,9 +44,9 @@ class FedAvg(LocalTraining, Algorithm[Params, Tensor, Params, None, Up]):
 
     def contribute(
         self, model: Model, down: Params, client: Tensor, carry: None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Tensor]:
+    ) -> tuple[Up, Tensor, None]:
         params = self.train(model, tree.expand(down, len(rng)), data, rng)
-        return Up(params, data.n), client
+        return Up(params, data.n), client, None
 
     def merge(self, server: Params, ups: Up) -> Params:
         return tree.weighted_mean(ups.params, ups.n)

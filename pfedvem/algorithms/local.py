@@ -42,11 +42,11 @@ class Local(LocalTraining, Algorithm[None, Params, None, None, Tensor]):
 
     def contribute(
         self, model: Model, down: None, client: Params, carry: None, data: ClientData, rng: Rng
-    ) -> tuple[Tensor, Params]:
-        return nothing(rng), client
+    ) -> tuple[Tensor, Params, None]:
+        return nothing(rng), client, None
 
     def merge(self, server: None, ups: Tensor) -> None:
         return None
 
-    def personal(self, down: None, client: Params, up: Tensor, rng: Rng) -> Params:
+    def personal(self, model: Model, down: None, client: Params, carry: None, data: ClientData, rng: Rng) -> Params:
         return client

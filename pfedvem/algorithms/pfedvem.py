@@ -45,6 +45,14 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """The confidence tau_j (C,) on receiving w, and the trained base theta_j once there is one."""
+
+    tau: Tensor
+    theta: Theta | None = None
+
+
+@dataclass(frozen=True)
 class Up:
     """What a client sends: mu_j, its confidence tau_j (C,), its base theta_j and its data size n_j (C,)."""
 
@@ -54,7 +62,7 @@ class Up:
     n: Tensor
 
 
-class PFedVEM(Algorithm[Server, Client, Server, Tensor, Up]):
+class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     """Personalised Bayesian heads, merged by their confidence, on a shared base."""
 
     name: ClassVar[str] = "pfedvem"
@@ -85,7 +93,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Tensor, Up]):
     def down(self, server: Server) -> Server:
         return server
 
-    def adapt(self, model: Model, down: Server, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Tensor]:
+    def adapt(self, model: Model, down: Server, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Carry]:
         tau = bayes.confidence(client.q, down.w, self.confidence)
         with torch.no_grad():
             features = model.features(down.theta, data.x)
@@ -98,11 +106,11 @@ class PFedVEM(Algorithm[Server, Client, Server, Tensor, Up]):
 
         steps = full_batches(features, data, steps=self.head_epochs)
         q = sgd(negative_elbo, client.q, steps, lr=self.lr_head, momentum=self.momentum)
-        return self._keep_finite(client, q), tau
+        return self._keep_finite(client, q), Carry(tau)
 
     def contribute(
-        self, model: Model, down: Server, client: Client, carry: Tensor | None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Client]:
+        self, model: Model, down: Server, client: Client, carry: Carry | None, data: ClientData, rng: Rng
+    ) -> tuple[Up, Client, Carry]:
         assert carry is not None
         noise = rng.stream("base")
 
@@ -114,16 +122,20 @@ class PFedVEM(Algorithm[Server, Client, Server, Tensor, Up]):
         steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.base_epochs)
         start = tree.expand(down.theta, len(rng))
         theta = sgd(expected_nll, start, steps, lr=self.lr_base, momentum=self.momentum)
-        return Up(client.q.mu, carry, theta, data.n), client
+        return Up(client.q.mu, carry.tau, theta, data.n), client, Carry(carry.tau, theta)
 
     def merge(self, server: Server, ups: Up) -> Server:
         return Server(tree.weighted_mean(ups.mu, ups.tau), tree.weighted_mean(ups.theta, ups.n))
 
-    def personal(self, down: Server, client: Client, up: Up, rng: Rng) -> Params:
+    def personal(
+        self, model: Model, down: Server, client: Client, carry: Carry | None, data: ClientData, rng: Rng
+    ) -> Params:
+        assert carry is not None
+        assert carry.theta is not None
         if self.prediction == "mean":
-            return Params(up.theta, client.q.mu)
+            return Params(carry.theta, client.q.mu)
         noise = rng.stream("prediction").normal(self.prediction_samples, *down.w.shape)
-        return Params(up.theta, client.q.sample(noise))
+        return Params(carry.theta, client.q.sample(noise))
 
     def general(self, server: Server) -> Params:
         return Params(server.theta, server.w)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -96,7 +97,7 @@ def executor(setup: Setup, name: str = "auto", workers: int | None = None) -> Ex
 
 def singles(jobs: Sequence[Job]) -> list[Job]:
     """The same work as cohorts of one."""
-    return [Job(job.round, (j,), job.upload, job.evaluate) for job in jobs for j in job.clients]
+    return [replace(job, clients=(j,)) for job in jobs for j in job.clients]
 
 
 @contextmanager

@@ -89,20 +89,18 @@ def one_round(state: State, participation: float, evaluate: bool, executor: Exec
     algorithm, total = setup.algorithm, len(setup.federation)
     down = algorithm.down(state.server)
     uploading = uploaders(setup.seed, state.round, total, participation)
-    jobs = plan(setup, state.round, uploading, evaluate and algorithm.personalised)
-    expected = sum(len(job.clients) for job in jobs)
-
-    outcomes = []
-    for outcome in executor.run(down, state.clients, jobs):
-        outcomes.append(outcome)
-        progress.client(sum(len(o.job.clients) for o in outcomes), expected)
-    outcomes.sort(key=lambda outcome: outcome.job.clients)
+    testing = evaluate and algorithm.personalised
+    jobs = plan(setup, state.round, uploading, testing and not algorithm.personal_after_merge)
+    outcomes = tested = perform_all(executor, down, state.clients, jobs, progress)
 
     visited = [j for outcome in outcomes for j in outcome.job.clients]
     clients = tree.put(state.clients, visited, tree.cat([outcome.client for outcome in outcomes]))
     server = algorithm.merge(state.server, tree.cat(finite_uploads(setup, outcomes, state.round + 1, progress)))
+    if testing and algorithm.personal_after_merge:
+        everyone = Job(state.round, tuple(range(total)), evaluate=True, train=False)
+        tested = perform_all(executor, algorithm.down(server), clients, [everyone], progress)
     scores, history = state.scores, state.history
-    for outcome in outcomes:
+    for outcome in tested:
         if outcome.scores is not None:
             scores = tree.put(scores, outcome.job.clients, outcome.scores)
     measured = measure(setup, server, scores) if evaluate else None
@@ -110,6 +108,17 @@ def one_round(state: State, participation: float, evaluate: bool, executor: Exec
     if measured is not None:
         history = (*history, {"round": state.round + 1, **measured, "seconds": round(seconds, 3)})
     return State(state.round + 1, server, clients, scores, history, seconds)
+
+
+def perform_all(executor: Executor, down: Any, clients: Any, jobs: list[Job], progress: Progress) -> list[Outcome]:
+    """The outcomes of the jobs, in the order of the clients."""
+    expected, done = sum(len(job.clients) for job in jobs), 0
+    outcomes = []
+    for outcome in executor.run(down, clients, jobs):
+        outcomes.append(outcome)
+        done += len(outcome.job.clients)
+        progress.client(done, expected)
+    return sorted(outcomes, key=lambda outcome: outcome.job.clients)
 
 
 def plan(setup: Setup, round: int, uploading: list[int], evaluate: bool) -> list[Job]:

@@ -30,8 +30,9 @@ class Job:
 
     round: int
     clients: tuple[int, ...]
-    upload: bool
-    evaluate: bool
+    upload: bool = False
+    evaluate: bool = False
+    train: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,15 @@ def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
     algorithm, model = setup.algorithm, setup.model
     data = setup.federation.cohort(job.clients)
     rng = Rng(setup.seed, job.round, job.clients)
-    client, carry = algorithm.adapt(model, down, client, data, rng)
-    if not (job.upload or job.evaluate):
-        return Outcome(job, client, None, None)
-    up, contributed = algorithm.contribute(model, down, client, carry, data, rng)
+    up, carry, contributed = None, None, client
+    if job.train:
+        client, carry = algorithm.adapt(model, down, client, data, rng)
+        if not (job.upload or job.evaluate):
+            return Outcome(job, client, None, None)
+        up, contributed, carry = algorithm.contribute(model, down, client, carry, data, rng)
     scores = None
     if job.evaluate:
-        personal = algorithm.personal(down, contributed, up, rng)
+        personal = algorithm.personal(model, down, contributed, carry, data, rng)
         scores = score_clients(setup, personal, job.clients) if personal is not None else None
     # State that counts only with the upload (a control variate, say) stays as it was where nothing was uploaded.
     return Outcome(job, contributed if job.upload else client, up if job.upload else None, scores)

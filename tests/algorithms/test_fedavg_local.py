@@ -29,7 +29,7 @@ def plain_training(model: Model, federation: Federation, j: int, lr: float, epoc
 def test_a_round_of_fedavg_is_plain_training_averaged_by_size(model: Model, federation: Federation) -> None:
     algorithm, clients = FedAvg(lr=0.05, epochs=3, batch_size=5), [0, 1, 2, 3]
     rng = Rng(0, 0, clients)
-    up, _ = algorithm.contribute(model, model.initial, torch.empty(4, 0), None, federation.cohort(clients), rng)
+    up, _, _ = algorithm.contribute(model, model.initial, torch.empty(4, 0), None, federation.cohort(clients), rng)
     merged = algorithm.merge(model.initial, up)
     states = [plain_training(model, federation, j, 0.05, 3).state_dict() for j in clients]
     expected = {key: sum(n * s[key] for n, s in zip((7, 12, 1, 23), states, strict=True)) / 43 for key in states[0]}
@@ -50,7 +50,7 @@ def test_fedavg_trains_networks_with_batch_norm(federation: Federation) -> None:
     torch.manual_seed(0)
     model = Model(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)))
     data = federation.cohort([0])
-    up, _ = FedAvg(batch_size=7).contribute(model, model.initial, torch.empty(1, 0), None, data, Rng(0, 0, [0]))
+    up, _, _ = FedAvg(batch_size=7).contribute(model, model.initial, torch.empty(1, 0), None, data, Rng(0, 0, [0]))
     assert up.params.theta["1.num_batches_tracked"].item() == 5
     assert not torch.equal(up.params.theta["1.running_mean"][0], model.initial.theta["1.running_mean"])
     assert model.initial.theta["1.num_batches_tracked"].item() == 0
@@ -70,5 +70,5 @@ def test_local_is_plain_training_of_each_client(model: Model, federation: Federa
 def test_local_sends_nothing(model: Model, federation: Federation) -> None:
     algorithm = Local()
     state = algorithm.client_init(model, None, Rng(0, START, [0]))
-    up, _ = algorithm.contribute(model, None, state, None, federation.cohort([0]), Rng(0, 0, [0]))
+    up, _, _ = algorithm.contribute(model, None, state, None, federation.cohort([0]), Rng(0, 0, [0]))
     assert sum(leaf.numel() for leaf in tree.leaves(up)) == 0

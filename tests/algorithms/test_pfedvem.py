@@ -29,7 +29,7 @@ def train(
 ) -> tuple[Client, Up]:
     data, rng = federation.cohort(clients), Rng(0, 0, clients)
     client, carry = algorithm.adapt(model, server, client, data, rng)
-    up, client = algorithm.contribute(model, server, client, carry, data, rng)
+    up, client, _ = algorithm.contribute(model, server, client, carry, data, rng)
     return client, up
 
 
@@ -184,9 +184,13 @@ def test_more_data_makes_a_client_more_certain(model: Model) -> None:
 def test_prediction_is_by_the_mean_or_by_samples_of_the_posterior(model: Model, federation: Federation) -> None:
     mean, average = PFedVEM(), PFedVEM(prediction="average", prediction_samples=6)
     server, client = begin(mean, model, [0, 1])
-    client, up = train(mean, model, federation, server, client, [0, 1])
-    assert torch.equal(mean.personal(server, client, up, Rng(0, 0, [0, 1])).w, client.q.mu)
-    heads = average.personal(server, client, up, Rng(0, 0, [0, 1])).w
+    data, rng = federation.cohort([0, 1]), Rng(0, 0, [0, 1])
+    client, carry = mean.adapt(model, server, client, data, rng)
+    up, client, carry = mean.contribute(model, server, client, carry, data, rng)
+    personal = mean.personal(model, server, client, carry, data, rng)
+    assert torch.equal(personal.w, client.q.mu)
+    assert all(torch.equal(personal.theta[key], up.theta[key]) for key in up.theta)
+    heads = average.personal(model, server, client, carry, data, rng).w
     assert heads.shape == (2, 6, *server.w.shape)
     noise = (heads - client.q.mu.unsqueeze(1)) / client.q.sigma.unsqueeze(1)
     torch.testing.assert_close(noise, Rng(0, 0, [0, 1]).stream("prediction").normal(6, *server.w.shape))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -52,7 +54,7 @@ def test_evaluating_changes_nothing(algorithm: AnyAlgorithm, model: Model, feder
 def test_the_order_of_clients_does_not_matter(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
     class Backwards(Sequential):
         def run(self, down, clients, jobs):  # type: ignore[no-untyped-def]
-            turned = [Job(job.round, job.clients[::-1], job.upload, job.evaluate) for job in jobs[::-1]]
+            turned = [replace(job, clients=job.clients[::-1]) for job in jobs[::-1]]
             return super().run(down, clients, turned)
 
     setup = Setup(algorithm, model, federation, 0)
@@ -123,8 +125,8 @@ def test_state_that_counts_only_with_the_upload_is_dropped_without_one(model: Mo
             return torch.zeros(len(rng))
 
         def contribute(self, model, down, client, carry, data, rng):  # type: ignore[no-untyped-def]
-            up, client = super().contribute(model, down, client, carry, data, rng)
-            return up, client + 1
+            up, client, carry = super().contribute(model, down, client, carry, data, rng)
+            return up, client + 1, carry
 
     setup = Setup(Marking(), model, federation, 0)
     for upload in (True, False):
