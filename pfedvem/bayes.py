@@ -61,6 +61,13 @@ def confidence(q: Gaussian, w: Tensor, terms: str = "both") -> Tensor:
     return dimension(q) / spread
 
 
+def kl_between(q: Gaussian, p: Gaussian) -> Tensor:
+    """KL[ q_j || p_j ] of two diagonal Gaussians of any shape, (C,)."""
+    ratio = (q.sigma / p.sigma).square()
+    each = ratio + ((q.mu - p.mu) / p.sigma).square() - 1 - ratio.log()
+    return 0.5 * each.flatten(1).sum(1)
+
+
 def kl(q: Gaussian, w: Tensor, tau: Tensor) -> Tensor:
     """KL[ q_j || N(w, I / tau_j) ], (C,)."""
     d = dimension(q)

@@ -64,6 +64,15 @@ class Model:
         """d = (features + 1) x classes."""
         return self.classes * (self.features_dim + 1)
 
+    def weights(self, params: Params) -> dict[str, Tensor]:
+        """What is learned by gradient: everything but the base's buffers (running statistics), by name."""
+        return {"w": params.w, **{key: value for key, value in params.theta.items() if key not in self._buffers}}
+
+    def refuse_buffers(self, method: str) -> None:
+        """For methods that have no meaning for running statistics."""
+        if self._buffers:
+            raise UserError(f"{method} cannot train running statistics (batch norm); use group or layer norm instead.")
+
     def features(self, theta: Theta, x: Tensor, *, train: bool = False) -> Tensor:
         """The base's output (C, B, features) for inputs (C, B, ...).
 

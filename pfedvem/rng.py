@@ -38,6 +38,10 @@ class Stream:
             source.standard_normal(dtype=np.float32, out=row)
         return torch.from_numpy(out)
 
+    def uniform(self, *shape: int) -> Tensor:
+        """Draws from [0, 1), (C, *shape), float32."""
+        return torch.stack([torch.from_numpy(g.random(shape, dtype=np.float32)) for g in self._generators])
+
     def permutations(self, sizes: Sequence[int]) -> list[NDArray[np.int64]]:
         """For each client a random order of its samples."""
         return [source.permutation(n) for source, n in zip(self._generators, sizes, strict=True)]

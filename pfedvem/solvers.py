@@ -43,27 +43,20 @@ def minibatches(data: ClientData, order: Stream, *, batch_size: int, epochs: int
     for _ in range(epochs):
         for plan, permutation in zip(plans, order.permutations(data.sizes), strict=True):
             plan += np.split(permutation, range(batch_size, len(permutation), batch_size))
-    rows = torch.arange(len(plans)).unsqueeze(1)
     for step in range(max(len(plan) for plan in plans)):
-        parts = [plan[step] if step < len(plan) else plan[0][:0] for plan in plans]
-        lengths = [len(part) for part in parts]
-        width = max(lengths)
-        if min(lengths) == width:
-            index, mask, active = np.stack(parts), None, None
-        else:
-            index = np.zeros((len(parts), width), dtype=np.int64)
-            for row, part in zip(index, parts, strict=True):
-                row[: len(part)] = part
-            mask = torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
-            active = None if min(lengths) > 0 else mask[:, 0]
-        chosen = torch.from_numpy(index)
-        yield Batch(data.x[rows, chosen], data.y[rows, chosen], mask, active)
+        yield as_batch(data.select([plan[step] if step < len(plan) else plan[0][:0] for plan in plans]))
 
 
-def full_batches(x: Tensor, data: ClientData, *, steps: int) -> Iterator[Batch]:
-    """All of a client's data in every step, as ``x`` (C, N, ...): the data's inputs, or features of them."""
-    batch = Batch(x, data.y, data.mask)
-    return iter([batch] * steps)
+def random_batches(data: ClientData, choice: Stream, *, batch_size: int, steps: int) -> Iterator[Batch]:
+    """For each step a fresh random batch, independent of the others: all of a client's samples if it has no more."""
+    for _ in range(steps):
+        yield as_batch(data.select([order[:batch_size] for order in choice.permutations(data.sizes)]))
+
+
+def as_batch(data: ClientData) -> Batch:
+    """All of the data as one batch; a client without samples takes no step."""
+    mask = data.mask
+    return Batch(data.x, data.y, mask, mask[:, 0] if mask is not None and min(data.sizes) == 0 else None)
 
 
 def nll(logits: Tensor, batch: Batch) -> Tensor:
@@ -79,6 +72,13 @@ def nll(logits: Tensor, batch: Batch) -> Tensor:
 def count(batch: Batch) -> Tensor | int:
     """How many samples each client has in the batch, at least 1 so that it can be divided by."""
     return batch.y.shape[1] if batch.mask is None else batch.mask.sum(1).clamp(min=1)
+
+
+def gradient(loss: Callable[[V, Batch], Tensor], at: V, batch: Batch) -> V:
+    """The gradient of each client's loss, as a tree like ``at``."""
+    leaves = [leaf.detach().requires_grad_() for leaf in tree.leaves(at)]
+    found = torch.autograd.grad(loss(tree.rebuild(at, leaves), batch).sum(), leaves)
+    return tree.rebuild(at, found)
 
 
 class Rule(Protocol):

@@ -88,9 +88,25 @@ def put(tree: T, clients: Sequence[int], rows: T) -> T:
     return map(lambda leaf, new: leaf.index_copy(0, index, new), tree, rows)
 
 
+def where(condition: Tensor, a: T, b: T) -> T:
+    """For each client the rows of ``a`` where the condition (C,) holds, else those of ``b``."""
+    return map(lambda x, y: x.where(condition.view(-1, *[1] * (x.ndim - 1)), y), a, b)
+
+
 def expand(tree: T, clients: int) -> T:
     """The same value for each of so many clients: every leaf gets a leading client dimension (a view, not a copy)."""
     return map(lambda leaf: leaf.expand(clients, *leaf.shape), tree)
+
+
+def add(a: T, b: T, scale: float = 1.0) -> T:
+    """a + scale b."""
+    return map(lambda x, y: x + scale * y, a, b)
+
+
+def squared_distance(a: T, b: T) -> Tensor:
+    """|a_j - b|^2 over all leaves, (C,); ``b`` may lack the client dimension."""
+    pairs = zip(leaves(a), leaves(b), strict=True)
+    return torch.stack([(x - y).square().flatten(1).sum(1) for x, y in pairs]).sum(0)
 
 
 def weighted_mean(tree: T, weights: Tensor) -> T:

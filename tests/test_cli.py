@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,23 @@ def call(*words: str | Path) -> int:
     return int(end.value.code or 0)
 
 
-def start(*words: str | Path) -> subprocess.Popen[str]:
-    """Starts a command in a process of its own."""
-    command = [sys.executable, "-m", "pfedvem.cli", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a command in a process of its own, which does not outlive the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def popen(*words: str | Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "pfedvem.cli", *map(str, words)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield popen
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -111,7 +125,7 @@ def test_runs_without_a_folder_are_numbered(tmp_path: Path) -> None:
     assert model(tmp_path / "runs" / "digits-pfedvem-1") == model(tmp_path / "runs" / "digits-pfedvem-2")
 
 
-def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, uninterrupted: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
     out = tmp_path / "killed"
     process = start(*LONG, "--out", out)
     wait_for(out / "checkpoint" / "round-00003", process)
@@ -124,7 +138,9 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, uninterrupted: P
     assert summary(out) == summary(uninterrupted)
 
 
-def test_ctrl_c_keeps_the_rounds_and_names_the_command_that_goes_on(tmp_path: Path, uninterrupted: Path) -> None:
+def test_ctrl_c_keeps_the_rounds_and_names_the_command_that_goes_on(
+    tmp_path: Path, start: Start, uninterrupted: Path
+) -> None:
     out = tmp_path / "stopped [run]"
     process = start(*LONG, "--set", "checkpoint_every=5", "--out", out)
     wait_for(out / "checkpoint" / "round-00005", process)

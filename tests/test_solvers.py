@@ -10,7 +10,7 @@ from pfedvem import tree
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Params
 from pfedvem.rng import Rng
-from pfedvem.solvers import Batch, count, full_batches, minibatches, nll, sgd
+from pfedvem.solvers import Batch, as_batch, count, minibatches, nll, sgd
 from tests.conftest import blobs, small_network
 
 
@@ -95,14 +95,12 @@ def test_a_cohort_of_clients_of_any_size_trains_as_each_alone() -> None:
             torch.testing.assert_close(a, b)
 
 
-def test_full_batches_leave_padding_out_of_the_loss() -> None:
+def test_a_full_batch_leaves_padding_out_of_the_loss() -> None:
     federation, model = blobs((3, 8)), small_network()
-    both = federation.cohort([0, 1])
-    (batch,) = full_batches(both.x, both, steps=1)
+    batch = as_batch(federation.cohort([0, 1]))
     losses = nll(model.logits(tree.expand(model.initial, 2), batch.x), batch)
     for j in range(2):
-        data = federation.cohort([j])
-        (single,) = full_batches(data.x, data, steps=1)
+        single = as_batch(federation.cohort([j]))
         torch.testing.assert_close(losses[j], nll(model.logits(model.initial, single.x), single)[0])
 
 

@@ -8,7 +8,8 @@ is aliased. Everything about a client is written over a *cohort*: each tensor ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -56,8 +57,8 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     """The number of rounds that the method needs by its nature, where it has one."""
 
     @abstractmethod
-    def server_init(self, model: Model, rng: Rng) -> Server:
-        """What the server keeps before the first round; ``rng`` is the server's."""
+    def server_init(self, model: Model, clients: int, rng: Rng) -> Server:
+        """What the server of so many clients keeps before the first round; ``rng`` is the server's."""
 
     @abstractmethod
     def client_init(self, model: Model, server: Server, rng: Rng) -> Client:
@@ -107,6 +108,39 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
         return type(self).adapt is not Algorithm.adapt
 
 
+Penalty = Callable[[Params], Tensor]
+
+
+def train_network(
+    model: Model,
+    start: Params,
+    data: ClientData,
+    rng: Rng,
+    *,
+    lr: float,
+    epochs: int,
+    batch_size: int,
+    momentum: float = 0.0,
+    penalty: Penalty | None = None,
+) -> Params:
+    """SGD on the mean loss f_j of each client from ``start``, base and head jointly.
+
+    ``penalty`` gives a further loss of each client (C,) in every step, such as a proximal term.
+    """
+    steps = minibatches(data, rng.stream("batches"), batch_size=batch_size, epochs=epochs)
+    return sgd(network_loss(model, penalty), start, steps, lr=lr, momentum=momentum)
+
+
+def network_loss(model: Model, penalty: Penalty | None = None) -> Callable[[Params, Batch], Tensor]:
+    """The mean NLL of each client's batch (C,) for the whole network, in training."""
+
+    def loss(params: Params, batch: Batch) -> Tensor:
+        value = nll(model.logits(params, batch.x, train=True), batch) / count(batch)
+        return value if penalty is None else value + penalty(params)
+
+    return loss
+
+
 class LocalTraining(BaseModel):
     """The hyper-parameters of plain local training, for the methods that train the whole network jointly."""
 
@@ -115,14 +149,29 @@ class LocalTraining(BaseModel):
     batch_size: int = Field(10, ge=1, description="batch size (B)")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
 
-    def train(self, model: Model, start: Params, data: ClientData, rng: Rng) -> Params:
-        """SGD on the mean loss f_j of each client from ``start``, base and head jointly."""
+    def train(self, model: Model, start: Params, data: ClientData, rng: Rng, penalty: Penalty | None = None) -> Params:
+        """SGD by these settings."""
+        return train_network(
+            model,
+            start,
+            data,
+            rng,
+            lr=self.lr,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            momentum=self.momentum,
+            penalty=penalty,
+        )
 
-        def loss(params: Params, batch: Batch) -> Tensor:
-            return nll(model.logits(params, batch.x, train=True), batch) / count(batch)
 
-        steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.epochs)
-        return sgd(loss, start, steps, lr=self.lr, momentum=self.momentum)
+class Averaging(BaseModel):
+    """How uploads weigh in an average."""
+
+    weights: Literal["size", "uniform"] = Field("size", description="weigh uploads by data size, or all alike")
+
+    def weigh(self, n: Tensor) -> Tensor:
+        """The weights of uploads with data sizes n (C,)."""
+        return n if self.weights == "size" else torch.ones_like(n)
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]

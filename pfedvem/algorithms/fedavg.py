@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.algorithms.base import Algorithm, LocalTraining, nothing
+from pfedvem.algorithms.base import Algorithm, Averaging, LocalTraining, nothing
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
@@ -25,7 +25,7 @@ class Up:
     n: Tensor
 
 
-class FedAvg(LocalTraining, Algorithm[Params, Tensor, Params, None, Up]):
+class FedAvg(LocalTraining, Averaging, Algorithm[Params, Tensor, Params, None, Up]):
     """One global model, the average of locally trained ones."""
 
     name: ClassVar[str] = "fedavg"
@@ -33,7 +33,7 @@ class FedAvg(LocalTraining, Algorithm[Params, Tensor, Params, None, Up]):
     reference: ClassVar[str] = "McMahan et al., AISTATS 2017"
     personalised: ClassVar[bool] = False
 
-    def server_init(self, model: Model, rng: Rng) -> Params:
+    def server_init(self, model: Model, clients: int, rng: Rng) -> Params:
         return model.initial
 
     def client_init(self, model: Model, server: Params, rng: Rng) -> Tensor:
@@ -49,7 +49,7 @@ class FedAvg(LocalTraining, Algorithm[Params, Tensor, Params, None, Up]):
         return Up(params, data.n), client, None
 
     def merge(self, server: Params, ups: Up) -> Params:
-        return tree.weighted_mean(ups.params, ups.n)
+        return tree.weighted_mean(ups.params, self.weigh(ups.n))
 
     def general(self, server: Params) -> Params:
         return server

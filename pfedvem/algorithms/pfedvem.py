@@ -12,7 +12,7 @@ A client keeps q_j = N(mu_j, diag sigma_j^2) over its linear head; the server ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -25,7 +25,7 @@ from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params, Theta, apply_head
 from pfedvem.rng import Rng
-from pfedvem.solvers import Batch, count, full_batches, minibatches, nll, sgd
+from pfedvem.solvers import Batch, as_batch, count, minibatches, nll, sgd
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     prediction: Literal["mean", "average"] = Field("mean", description="predict by mu, or average over samples of q")
     prediction_samples: int = Field(20, ge=1, description="samples of q that prediction='average' takes")
 
-    def server_init(self, model: Model, rng: Rng) -> Server:
+    def server_init(self, model: Model, clients: int, rng: Rng) -> Server:
         w = rng.stream("w").normal(*model.initial.w.shape)[0]
         return Server(w, model.initial.theta)
 
@@ -104,7 +104,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
             logits = apply_head(heads, batch.x.unsqueeze(1))
             return nll(logits, batch).mean(1) + bayes.kl(q, down.w, tau)
 
-        steps = full_batches(features, data, steps=self.head_epochs)
+        steps = [as_batch(replace(data, x=features))] * self.head_epochs
         q = sgd(negative_elbo, client.q, steps, lr=self.lr_head, momentum=self.momentum)
         return self._keep_finite(client, q), Carry(tau)
 
@@ -155,5 +155,4 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     def _keep_finite(old: Client, q: Gaussian) -> Client:
         """A client whose training overflowed keeps the posterior that it had."""
         finite = (q.mu.isfinite() & q.pi.isfinite()).flatten(1).all(1)
-        kept = tree.map(lambda new, before: new.where(finite.view(-1, 1, 1), before), q, old.q)
-        return Client(kept, old.discarded + (~finite).float())
+        return Client(tree.where(finite, q, old.q), old.discarded + (~finite).float())

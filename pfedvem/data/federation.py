@@ -61,6 +61,15 @@ class ClientData:
         """The sizes n_j as float32 (C,), for weighing."""
         return torch.tensor(self.sizes, dtype=torch.float32, device=self.x.device)
 
+    def select(self, samples: Sequence[Indices]) -> ClientData:
+        """Only these samples of each client, padded to the most."""
+        sizes = tuple(len(chosen) for chosen in samples)
+        index = np.zeros((len(sizes), max(sizes)), dtype=np.int64)
+        for row, chosen in zip(index, samples, strict=True):
+            row[: len(chosen)] = chosen
+        rows, columns = torch.arange(len(sizes)).unsqueeze(1), torch.from_numpy(index)
+        return ClientData(self.x[rows, columns], self.y[rows, columns], sizes)
+
     @property
     def mask(self) -> Tensor | None:
         """True (C, N) where a sample is real; None where nothing is padded."""

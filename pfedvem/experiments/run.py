@@ -22,7 +22,9 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
     for note in federation.notes:
         progress.note(note)
     model = build(config.network, federation.shape, len(federation.classes), config.seed)
-    compare = config.alone and config.method != Local.name
+    alone = Local(**preset(config.data.dataset, Local)["algorithm"])
+    # Beside another method, clients alone take the first of their candidates: choosing would cost several trainings.
+    alone = alone.model_copy(update={"lr": alone.lr[:1], "batch_size": alone.batch_size[:1]})
     result = fit(
         config.algorithm,
         model,
@@ -31,7 +33,7 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         participation=config.participation,
         seed=config.seed,
         eval_every=config.eval_every,
-        alone=Local(**preset(config.data.dataset, Local)["algorithm"]) if compare else None,
+        alone=alone if config.alone and config.method != Local.name else None,
         out=out,
         resume=resume,
         checkpoint_every=config.checkpoint_every,

@@ -52,7 +52,7 @@ class Progress:
 def start(setup: Setup) -> State:
     """The state before the first round."""
     clients = len(setup.federation)
-    server = setup.algorithm.server_init(setup.model, Rng(setup.seed, START, [SERVER]))
+    server = setup.algorithm.server_init(setup.model, clients, Rng(setup.seed, START, [SERVER]))
     kept = setup.algorithm.client_init(setup.model, server, Rng(setup.seed, START, range(clients)))
     unknown = torch.full((clients,), math.nan)  # not tested yet
     return State(0, server, kept, Scores(unknown, unknown.clone()), (), 0.0)

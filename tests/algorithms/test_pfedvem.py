@@ -20,7 +20,7 @@ from pfedvem.solvers import minibatches
 
 
 def begin(algorithm: PFedVEM, model: Model, clients: list[int]) -> tuple[Server, Client]:
-    server = algorithm.server_init(model, Rng(0, START, [SERVER]))
+    server = algorithm.server_init(model, len(clients), Rng(0, START, [SERVER]))
     return server, algorithm.client_init(model, server, Rng(0, START, clients))
 
 
@@ -99,7 +99,7 @@ def test_clients_start_from_w_with_confidence_one_over_scale_squared(model: Mode
     assert torch.equal(client.q.mu[1], server.w)
     torch.testing.assert_close(bayes.confidence(client.q, server.w), torch.full((2,), 16.0))
     wide = build_wide()
-    w = PFedVEM().server_init(wide, Rng(0, START, [SERVER])).w
+    w = PFedVEM().server_init(wide, 2, Rng(0, START, [SERVER])).w
     assert abs(w.mean().item()) < 0.05
     assert w.std().item() == pytest.approx(1, abs=0.05)
 

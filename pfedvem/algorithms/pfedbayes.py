@@ -1,0 +1,118 @@
+"""pFedBayes: Zhang et al., "Personalized Federated Learning via Variational Bayesian Inference", ICML 2022.
+
+A client keeps a Gaussian q_j over the whole network; the server keeps a Gaussian v.
+
+    w_j = v;  R times:
+        q_j <- Adam step on  E_q[ sum NLL ] + zeta KL[ q_j || w_j ]     one draw of the network, five times; w_j fixed
+        w_j <- Adam step on  zeta KL[ q_j || w_j ]                      q_j fixed
+    v = (1 - beta) v + beta mean_S w_j                                  mu and rho averaged, sigma = log(1 + exp(rho))
+
+Full batches, so the NLL is summed over the client's data and zeta is undivided. Adam's moments do not outlive a round.
+PM = the mean of q_j, GM = the mean of v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pfedvem import bayes, tree
+from pfedvem.algorithms.base import Algorithm, Averaging
+from pfedvem.bayes import Gaussian
+from pfedvem.data.federation import ClientData
+from pfedvem.models import Model, Params
+from pfedvem.rng import Rng
+from pfedvem.solvers import Adam, Batch, Descent, as_batch, nll
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A Gaussian over a whole network: mean and rho of every weight."""
+
+    mu: Params
+    rho: Params
+
+    @property
+    def parts(self) -> list[Gaussian]:
+        pairs = zip(tree.leaves(self.mu), tree.leaves(self.rho), strict=True)
+        return [Gaussian(mu, rho) for mu, rho in pairs]
+
+
+@dataclass(frozen=True)
+class Up:
+    """The local copy of the global Gaussian, and the data size n_j (C,)."""
+
+    w: Belief
+    n: Tensor
+
+
+def divergence(q: Belief, w: Belief) -> Tensor:
+    """KL[ q_j || w_j ] over all weights, (C,)."""
+    return torch.stack([bayes.kl_between(a, b) for a, b in zip(q.parts, w.parts, strict=True)]).sum(0)
+
+
+class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
+    """Gaussian posteriors over whole networks, kept near a global Gaussian."""
+
+    name: ClassVar[str] = "pfedbayes"
+    title: ClassVar[str] = "pFedBayes"
+    reference: ClassVar[str] = "Zhang et al., ICML 2022"
+
+    lr: float = Field(1e-3, gt=0, description="learning rate of both Gaussians (eta)")
+    epochs: int = Field(10, ge=1, description="local iterations a round (R)")
+    samples: int = Field(5, ge=1, description="steps on q, each on one draw, an iteration")
+    lam: float = Field(1.0, gt=0, description="weight of the KL divergence (zeta)")
+    sigma: float = Field(0.01, gt=0, description="initial standard deviation")
+    beta: float = Field(1.0, gt=0, description="how far the server moves to the mean")
+    weights: Literal["size", "uniform"] = Field("uniform", description="weigh uploads by data size, or all alike")
+
+    def server_init(self, model: Model, clients: int, rng: Rng) -> Belief:
+        model.refuse_buffers(self.title)
+        rho = bayes.inverse_softplus(self.sigma)
+        return Belief(model.initial, tree.map(lambda leaf: torch.full_like(leaf, rho), model.initial))
+
+    def client_init(self, model: Model, server: Belief, rng: Rng) -> Belief:
+        return tree.map(lambda leaf: leaf.clone(), tree.expand(server, len(rng)))
+
+    def down(self, server: Belief) -> Belief:
+        return server
+
+    def adapt(self, model: Model, down: Belief, client: Belief, data: ClientData, rng: Rng) -> tuple[Belief, Belief]:
+        noise, batch = rng.stream("noise"), as_batch(data)
+        q, w = Descent(client, Adam(self.lr)), Descent(tree.expand(down, len(rng)), Adam(self.lr))
+        prior = w.value
+
+        def negative_elbo(belief: Belief, batch: Batch) -> Tensor:
+            draws = [part.sample(noise.normal(1, *part.mu.shape[1:])).squeeze(1) for part in belief.parts]
+            network = tree.rebuild(belief.mu, draws)
+            return nll(model.logits(network, batch.x, train=True), batch) + self.lam * divergence(belief, prior)
+
+        for _ in range(self.epochs):
+            for _ in range(self.samples):
+                q.step(negative_elbo, batch)
+            posterior = q.value
+            w.step(lambda belief, _, posterior=posterior: self.lam * divergence(posterior, belief), batch)
+            prior = w.value
+        return q.value, w.value
+
+    def contribute(
+        self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng
+    ) -> tuple[Up, Belief, Belief]:
+        assert carry is not None
+        return Up(carry, data.n), client, carry
+
+    def merge(self, server: Belief, ups: Up) -> Belief:
+        mean = tree.weighted_mean(ups.w, self.weigh(ups.n))
+        return tree.add(server, tree.add(mean, server, -1.0), self.beta)
+
+    def personal(
+        self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng
+    ) -> Params:
+        return client.mu
+
+    def general(self, server: Belief) -> Params:
+        return server.mu

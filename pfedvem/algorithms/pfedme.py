@@ -1,0 +1,80 @@
+"""pFedMe: Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+
+    w_j = w;  R times, on a new batch:
+        theta_j ~ argmin_theta  f(theta; batch) + lambda/2 |theta - w_j|^2      (K gradient steps, warm start)
+        w_j    <- w_j - eta lambda (w_j - theta_j)
+    w = (1 - beta) w + beta mean_S w_j
+
+The personalised model is theta_j, a value of its own; the global model is w.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from pfedvem import tree
+from pfedvem.algorithms.base import Algorithm, Averaging, network_loss, nothing
+from pfedvem.algorithms.fedavg import Up
+from pfedvem.data.federation import ClientData
+from pfedvem.models import Model, Params
+from pfedvem.rng import Rng
+from pfedvem.solvers import Descent, Momentum, random_batches
+
+
+class PFedMe(Averaging, Algorithm[Params, Tensor, Params, Params, Up]):
+    """Personal models near a global one, by a proximal term."""
+
+    name: ClassVar[str] = "pfedme"
+    title: ClassVar[str] = "pFedMe"
+    reference: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+
+    lr: float = Field(1e-2, gt=0, description="learning rate of w_j (eta)")
+    lr_personal: float = Field(1e-2, gt=0, description="learning rate of theta_j")
+    lam: float = Field(15.0, gt=0, description="weight of the proximal term (lambda)")
+    steps: int = Field(20, ge=1, description="local rounds, each on a new batch (R)")
+    inner_steps: int = Field(5, ge=1, description="gradient steps on theta_j a batch (K)")
+    batch_size: int = Field(10, ge=1, description="batch size (B)")
+    beta: float = Field(1.0, gt=0, description="how far the server moves to the mean")
+    weights: Literal["size", "uniform"] = Field("uniform", description="weigh uploads by data size, or all alike")
+
+    def server_init(self, model: Model, clients: int, rng: Rng) -> Params:
+        model.refuse_buffers(self.title)
+        return model.initial
+
+    def client_init(self, model: Model, server: Params, rng: Rng) -> Tensor:
+        return nothing(rng)
+
+    def down(self, server: Params) -> Params:
+        return server
+
+    def contribute(
+        self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
+    ) -> tuple[Up, Tensor, Params]:
+        w = theta = tree.expand(down, len(rng))
+
+        def proximal(params: Params) -> Tensor:
+            return self.lam / 2 * tree.squared_distance(params, w)  # the w of the moment
+
+        loss, descent = network_loss(model, proximal), Descent(theta, Momentum(self.lr_personal))
+        for batch in random_batches(data, rng.stream("batches"), batch_size=self.batch_size, steps=self.steps):
+            for _ in range(self.inner_steps):
+                descent.step(loss, batch)
+            theta = descent.value
+            w = tree.add(w, tree.add(w, theta, -1.0), -self.lr * self.lam)
+        return Up(w, data.n), client, theta
+
+    def merge(self, server: Params, ups: Up) -> Params:
+        mean = tree.weighted_mean(ups.params, self.weigh(ups.n))
+        return tree.add(server, tree.add(mean, server, -1.0), self.beta)
+
+    def personal(
+        self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
+    ) -> Params:
+        assert carry is not None
+        return carry
+
+    def general(self, server: Params) -> Params:
+        return server

@@ -1,0 +1,169 @@
+"""A comparison for people: the table on the terminal and as CSV, Markdown and LaTeX, and the progress of many runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from pfedvem.report.run import LiveProgress, shown
+from pfedvem.simulation import checkpoints
+from pfedvem.simulation.rounds import State
+
+if TYPE_CHECKING:  # the comparison itself writes these tables
+    from pfedvem.experiments.compare import Comparison, Measure
+
+HEADER = ("Method", "PM (%)", "GM (%)", "Small clients (%)", "Down", "Up", "Seeds")
+TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    c: f"\\{c}" for c in "&%$#_{}"
+}
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """The table on the terminal; the best PM and GM are bold."""
+    title = f"{escape(comparison.dataset)}: {comparison.clients} clients"
+    caption = "mean ± SEM over seeds; small clients: PM of the smallest 10%; bytes down and up: a client, a round"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", header_style="bold")
+    for name in HEADER:
+        table.add_column(name, justify="left" if name == "Method" else "right")
+    for line in _lines(comparison, escape, lambda text, best: f"[bold]{text}[/]" if best else text):
+        table.add_row(*line)
+    return table
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """Plain numbers; empty where a method has no such model or one seed has no SEM."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    measures = [f"{name}{end}" for name in ("pm", "gm", "small_clients_pm") for end in ("", "_sem")]
+    writer.writerow(["method", "title", "seeds", *measures, "bytes_down", "bytes_up", "seconds"])
+    for row in comparison.rows:
+        found = [(None, None) if m is None else (m.mean, m.sem) for m in (row.pm, row.gm, row.small)]
+        numbers = ["" if value is None else f"{value:.4f}" for pair in found for value in pair]
+        writer.writerow([row.name, row.title, row.seeds, *numbers, row.down, row.up, f"{row.seconds:.3f}"])
+    return table.getvalue()
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """A table of Markdown."""
+    body = _lines(comparison, lambda text: text.replace("|", r"\|"), lambda text, best: f"**{text}**" if best else text)
+    rule = ["---", *["---:"] * (len(HEADER) - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (HEADER, rule, *body))
+
+
+def comparison_latex(comparison: Comparison) -> str:
+    """A tabular of LaTeX; it needs the package booktabs."""
+
+    def number(text: str, best: bool) -> str:
+        mean, plus_minus, sem = text.partition(" ± ")
+        mean = rf"\textbf{{{mean}}}" if best else mean
+        return "--" if text == "-" else f"${mean} \\pm {sem}$" if plus_minus else f"${mean}$"
+
+    body = [" & ".join(line) for line in _lines(comparison, tex, number)]
+    head = " & ".join(tex(name) for name in HEADER)
+    lines = [r"\toprule", rf"{head} \\", r"\midrule", *(rf"{line} \\" for line in body), r"\bottomrule"]
+    return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(HEADER) - 1)}}}", *lines, r"\end{tabular}", ""])
+
+
+def write_tables(comparison: Comparison, out: Path) -> None:
+    """Writes comparison.csv, comparison.md and comparison.tex, each whole or not at all."""
+    for end, form in (("csv", comparison_csv), ("md", comparison_markdown), ("tex", comparison_latex)):
+        checkpoints.replace(out / f"comparison.{end}", form(comparison).encode())
+
+
+def tex(text: str) -> str:
+    """Text as LaTeX prints it."""
+    return "".join(TEX.get(character, character) for character in text)
+
+
+def size(count: int) -> str:
+    """A number of bytes for people, to three digits: 243 kB."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"
+
+
+def plain(measure: Measure | None) -> str:
+    """Mean ± SEM to one decimal; the mean alone where there is one seed; a dash where there is nothing."""
+    if measure is None or measure.sem is None:
+        return shown(measure.mean if measure is not None else None)
+    return f"{shown(measure.mean)} ± {shown(measure.sem)}"
+
+
+def _lines(comparison: Comparison, text: Callable[[str], str], number: Callable[[str, bool], str]) -> list[list[str]]:
+    """The cells of the table. Methods whose best means do not differ in the decimal that is shown are all the best."""
+
+    def column(measures: list[Measure | None]) -> list[str]:
+        best = shown(max((m.mean for m in measures if m is not None), default=None))
+        return [number(plain(m), m is not None and shown(m.mean) == best) for m in measures]
+
+    rows = comparison.rows
+    pm, gm = column([row.pm for row in rows]), column([row.gm for row in rows])
+    return [
+        [text(row.title), pm[i], gm[i], number(plain(row.small), False), size(row.down), size(row.up), str(row.seeds)]
+        for i, row in enumerate(rows)
+    ]
+
+
+class LiveComparison(LiveProgress):
+    """A bar for all runs that are still to do, with the time left, above the bar of the current one."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._overall = Bar(
+            TextColumn("all runs"),
+            BarColumn(),
+            TextColumn("{task.fields[done]} of {task.total:.0f} done"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=1e9,  # methods differ in speed: estimate by all that was done
+        )
+        self._live = Live(Group(self._overall, self._bar), console=console)
+        self._all: TaskID | None = None
+        self._cell, self._done, self._rounds = "", 0, 1
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def cell(self, title: str, done: int, total: int) -> None:
+        """A run of this title is next; so many are done."""
+        self._cell, self._done = title, done
+        if self._all is None:
+            self._all = self._overall.add_task("", total=total, done=done)
+        self._overall.update(self._all, completed=done, done=done)
+
+    def stage(self, title: str, done: int, rounds: int) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._rounds = rounds
+        super().stage(self._cell, done, rounds)
+
+    def note(self, text: str) -> None:
+        if text not in self._told:  # what is to say about the data is the same for every method
+            self._told.add(text)
+            self._console.print(f"[yellow]note[/] {escape(f'{self._cell}: {text}')}", highlight=False, soft_wrap=True)
+
+    def round(self, state: State) -> None:
+        super().round(state)
+        if self._all is not None:
+            self._overall.update(self._all, completed=self._done + state.round / self._rounds)
