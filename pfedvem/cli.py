@@ -184,7 +184,7 @@ def data_show(
     else:
         console = Console()
         console.print(summary_view(federation))
-        console.print(f"The picture is in [bold]{plot}[/]", highlight=False, soft_wrap=True)
+        console.print(f"The picture is in [bold]{escape(str(plot))}[/]", highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example:  pfedvem version")

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from pfedvem.errors import UserError
 from pfedvem.rng import generator
+from pfedvem.solvers import Batch, nll
 
 Theta = dict[str, Tensor]
 
@@ -101,6 +102,10 @@ class Model:
     def logits(self, params: Params, x: Tensor, *, train: bool = False) -> Tensor:
         """The whole network's output (C, B, classes)."""
         return apply_head(params.w, self.features(params.theta, x, train=train))
+
+    def nll(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The negative log-likelihood of a batch, summed over its samples: outputs (C, ..., B, classes), (C, ...)."""
+        return nll(outputs, batch)
 
     def log_probabilities(self, params: Params, x: Tensor) -> Tensor:
         """The log of the predicted probabilities (C, B, classes), averaged over a head's samples if it has them."""

@@ -197,7 +197,7 @@ def clutter(tmp_path: Path) -> None:
         ("--config missing.toml", "There is no configuration file missing.toml."),
         ("--resume", "Say with --out which run to resume."),
         ("--resume --out file", "file is a file, not the folder of a run."),
-        ("--resume --out photos", "No checkpoint in photos/checkpoint can be read: holiday.jpg is no checkpoint"),
+        ("--resume --out photos", "No checkpoint in photos/checkpoint can be read (holiday.jpg is no checkpoint)"),
         ("--out done", "done holds a run already; go on with --resume, or choose another --out."),
         ("--out file/run", "Not a directory: file/run."),
     ],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import os
+import sys
 
 from pfedvem.algorithms.base import Algorithm, AnyAlgorithm
 from pfedvem.algorithms.fedavg import FedAvg
@@ -44,9 +47,26 @@ METHODS: dict[str, type[AnyAlgorithm]] = {
 
 
 def method(name: str) -> type[AnyAlgorithm]:
-    """The class of a method by its name."""
+    """The class of a method by its name, or of your own method by where it is: ``mypackage.mymodule:MyMethod``."""
+    module, colon, attribute = name.partition(":")
+    if colon:
+        return _imported(module, attribute, name)
     if name not in METHODS:
         near = difflib.get_close_matches(name.lower(), METHODS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(f"There is no method {name!r}; there are {', '.join(METHODS)}.{hint}")
+        nearest = (
+            f"the nearest is {near[0]} (there are {', '.join(METHODS)})" if near else f"there are {', '.join(METHODS)}"
+        )
+        raise UserError(f"There is no method {name!r}; {nearest}.")
     return METHODS[name]
+
+
+def _imported(module: str, attribute: str, name: str) -> type[AnyAlgorithm]:
+    if os.getcwd() not in sys.path:  # a file beside the user is found, as with python -m
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"The method {name!r} cannot be imported: {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise UserError(f"The method {name!r} is no subclass of pfedvem.algorithms.Algorithm.")
+    return found

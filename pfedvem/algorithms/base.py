@@ -19,7 +19,7 @@ from pfedvem import tree
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
-from pfedvem.solvers import Batch, count, minibatches, nll, sgd
+from pfedvem.solvers import Batch, count, minibatches, sgd
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -135,7 +135,7 @@ def network_loss(model: Model, penalty: Penalty | None = None) -> Callable[[Para
     """The mean NLL of each client's batch (C,) for the whole network, in training."""
 
     def loss(params: Params, batch: Batch) -> Tensor:
-        value = nll(model.logits(params, batch.x, train=True), batch) / count(batch)
+        value = model.nll(model.logits(params, batch.x, train=True), batch) / count(batch)
         return value if penalty is None else value + penalty(params)
 
     return loss
@@ -144,10 +144,10 @@ def network_loss(model: Model, penalty: Penalty | None = None) -> Callable[[Para
 class LocalTraining(BaseModel):
     """The hyper-parameters of plain local training, for the methods that train the whole network jointly."""
 
-    lr: float = Field(1e-3, gt=0, description="learning rate (eta)")
-    epochs: int = Field(5, ge=1, description="local epochs a round (R)")
-    batch_size: int = Field(10, ge=1, description="batch size (B)")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
+    lr: float = Field(default=1e-3, gt=0, description="learning rate (eta)")
+    epochs: int = Field(default=5, ge=1, description="local epochs a round (R)")
+    batch_size: int = Field(default=10, ge=1, description="batch size (B)")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
 
     def train(self, model: Model, start: Params, data: ClientData, rng: Rng, penalty: Penalty | None = None) -> Params:
         """SGD by these settings."""
@@ -167,7 +167,7 @@ class LocalTraining(BaseModel):
 class Averaging(BaseModel):
     """How uploads weigh in an average."""
 
-    weights: Literal["size", "uniform"] = Field("size", description="weigh uploads by data size, or all alike")
+    weights: Literal["size", "uniform"] = Field(default="size", description="weigh uploads by data size, or all alike")
 
     def weigh(self, n: Tensor) -> Tensor:
         """The weights of uploads with data sizes n (C,)."""

@@ -26,7 +26,7 @@ class FedProx(FedAvg):
     title: ClassVar[str] = "FedProx"
     reference: ClassVar[str] = "Li et al., MLSys 2020"
 
-    mu: float = Field(0.1, ge=0, description="weight of the proximal term")
+    mu: float = Field(default=0.1, ge=0, description="weight of the proximal term")
 
     def contribute(
         self, model: Model, down: Params, client: Tensor, carry: None, data: ClientData, rng: Rng

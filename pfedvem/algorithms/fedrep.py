@@ -20,7 +20,7 @@ from pfedvem.algorithms.fedper import FedPer, Up
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Theta, apply_head
 from pfedvem.rng import Rng
-from pfedvem.solvers import Batch, count, minibatches, nll, sgd
+from pfedvem.solvers import Batch, count, minibatches, sgd
 
 
 class FedRep(FedPer):
@@ -30,12 +30,12 @@ class FedRep(FedPer):
     title: ClassVar[str] = "FedRep"
     reference: ClassVar[str] = "Collins et al., ICML 2021"
 
-    head_epochs: int = Field(10, ge=1, description="epochs on the head a round (K)")
-    epochs: int = Field(5, ge=1, description="epochs on the base a round (R)")
+    head_epochs: int = Field(default=10, ge=1, description="epochs on the head a round (K)")
+    epochs: int = Field(default=5, ge=1, description="epochs on the base a round (R)")
 
     def adapt(self, model: Model, down: Theta, client: Tensor, data: ClientData, rng: Rng) -> tuple[Tensor, Theta]:
         def loss(w: Tensor, batch: Batch) -> Tensor:
-            return nll(apply_head(w, batch.x), batch) / count(batch)
+            return model.nll(apply_head(w, batch.x), batch) / count(batch)
 
         with torch.no_grad():  # the base is fixed, so its features are computed once
             features = replace(data, x=model.features(down, data.x))
@@ -46,7 +46,7 @@ class FedRep(FedPer):
         self, model: Model, down: Theta, client: Tensor, carry: Theta | None, data: ClientData, rng: Rng
     ) -> tuple[Up, Tensor, Theta]:
         def loss(theta: Theta, batch: Batch) -> Tensor:
-            return nll(apply_head(client, model.features(theta, batch.x, train=True)), batch) / count(batch)
+            return model.nll(apply_head(client, model.features(theta, batch.x, train=True)), batch) / count(batch)
 
         steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.epochs)
         theta = sgd(loss, tree.expand(down, len(rng)), steps, lr=self.lr, momentum=self.momentum)

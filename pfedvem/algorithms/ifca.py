@@ -2,7 +2,8 @@
 
     k_j = argmin_k f_j(theta, w_k) on the client's training data
     (theta_j, w_j) = SGD on f_j from (theta, w_{k_j})
-    w_k = sum_{j in cluster k} n_j w_j / sum n_j  (an empty cluster keeps its head);    theta = sum_j n_j theta_j / sum n_j
+    w_k   = sum_{j in cluster k} n_j w_j / sum n_j        (an empty cluster keeps its head)
+    theta = sum_j n_j theta_j / sum_j n_j
 
 This is the paper's configuration for ambiguous clusters (weight sharing): the base is averaged over everyone and only
 the heads are clustered. The personalised model is the merged model of the client's cluster, without local training.
@@ -23,7 +24,7 @@ from pfedvem.algorithms.base import Algorithm, Averaging, LocalTraining, nothing
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params, Theta, apply_head
 from pfedvem.rng import Rng
-from pfedvem.solvers import as_batch, nll
+from pfedvem.solvers import as_batch
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class IFCA(LocalTraining, Averaging, Algorithm[Server, Tensor, Server, None, Up]
     global_model: ClassVar[bool] = False
     personal_after_merge: ClassVar[bool] = True
 
-    clusters: int = Field(2, ge=1, description="number of clusters (k)")
+    clusters: int = Field(default=2, ge=1, description="number of clusters (k)")
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Server:
         # Heads of their own, drawn as PyTorch draws a linear layer's; the first is everyone's initial head.
@@ -71,7 +72,7 @@ class IFCA(LocalTraining, Averaging, Algorithm[Server, Tensor, Server, None, Up]
         """The cluster (C,) whose head has the least loss on each client's training data; the first of equals."""
         with torch.no_grad():
             features = model.features(down.theta, data.x)
-            losses = torch.stack([nll(apply_head(head, features), as_batch(data)) for head in down.heads], dim=1)
+            losses = torch.stack([model.nll(apply_head(head, features), as_batch(data)) for head in down.heads], dim=1)
         return losses.sort(dim=1, stable=True).indices[:, 0]
 
     def contribute(

@@ -21,7 +21,7 @@ from pfedvem.algorithms.base import Algorithm, nothing, train_network
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
-from pfedvem.solvers import as_batch, nll
+from pfedvem.solvers import as_batch
 
 several = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,))
 Rates = Annotated[tuple[Annotated[float, Field(gt=0)], ...], several]
@@ -45,12 +45,12 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
     global_model: ClassVar[bool] = False
     default_rounds: ClassVar[int | None] = 1
 
-    lr: Rates = Field((1e-3, 1e-4), min_length=1, description="learning rates to choose from (eta)")
-    batch_size: Sizes = Field((10, 50, 100), min_length=1, description="batch sizes to choose from (B)")
-    epochs: int = Field(20, ge=1, description="epochs a round")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
+    lr: Rates = Field(default=(1e-3, 1e-4), min_length=1, description="learning rates to choose from (eta)")
+    batch_size: Sizes = Field(default=(10, 50, 100), min_length=1, description="batch sizes to choose from (B)")
+    epochs: int = Field(default=20, ge=1, description="epochs a round")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
     validation: float = Field(
-        0.2, gt=0, lt=1, description="share of a client's training data that the choice is made on"
+        default=0.2, gt=0, lt=1, description="share of a client's training data that the choice is made on"
     )
 
     @property
@@ -97,7 +97,7 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
                 logits = model.logits(params, rest.x)
             right = logits.argmax(-1) == rest.y
             right = right if rest.mask is None else right & rest.mask
-            loss = nll(logits, rest).nan_to_num(torch.inf)
+            loss = model.nll(logits, rest).nan_to_num(torch.inf)
             for row, hits, value in zip(scores, right.sum(1).tolist(), loss.tolist(), strict=True):
                 row.append((hits, -value))
         return torch.tensor([row.index(max(row)) for row in scores])

@@ -1,5 +1,5 @@
-"""PerFedAvg: Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-Approach", NeurIPS 2020, Hessian-free (HF) variant.
+"""PerFedAvg: Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+Meta-Learning Approach", NeurIPS 2020, Hessian-free (HF) variant.
 
     v_j = w;  R times, with independent batches D, D', D'':
         v~  = v - alpha grad f(v; D)
@@ -36,13 +36,15 @@ class PerFedAvg(Averaging, Algorithm[Params, Tensor, Params, None, Up]):
     global_model: ClassVar[bool] = False
     personal_after_merge: ClassVar[bool] = True
 
-    alpha: float = Field(1e-2, ge=0, description="step size of the adaptation")
-    beta: float = Field(1e-2, gt=0, description="learning rate of the meta-model")
-    steps: int = Field(25, ge=1, description="local meta-steps a round (R)")
-    batch_size: int = Field(10, ge=1, description="batch size (B)")
-    delta: float = Field(1e-3, gt=0, description="step of the difference that stands for the Hessian")
-    first_order: bool = Field(False, description="leave the Hessian term out (the FO variant)")
-    weights: Literal["size", "uniform"] = Field("uniform", description="weigh uploads by data size, or all alike")
+    alpha: float = Field(default=1e-2, ge=0, description="step size of the adaptation")
+    beta: float = Field(default=1e-2, gt=0, description="learning rate of the meta-model")
+    steps: int = Field(default=25, ge=1, description="local meta-steps a round (R)")
+    batch_size: int = Field(default=10, ge=1, description="batch size (B)")
+    delta: float = Field(default=1e-3, gt=0, description="step of the difference that stands for the Hessian")
+    first_order: bool = Field(default=False, description="leave the Hessian term out (the FO variant)")
+    weights: Literal["size", "uniform"] = Field(
+        default="uniform", description="weigh uploads by data size, or all alike"
+    )
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Params:
         model.refuse_buffers(self.title)

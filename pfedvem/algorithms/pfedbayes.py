@@ -26,7 +26,7 @@ from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
-from pfedvem.solvers import Adam, Batch, Descent, as_batch, nll
+from pfedvem.solvers import Adam, Batch, Descent, as_batch
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,15 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
     title: ClassVar[str] = "pFedBayes"
     reference: ClassVar[str] = "Zhang et al., ICML 2022"
 
-    lr: float = Field(1e-3, gt=0, description="learning rate of both Gaussians (eta)")
-    epochs: int = Field(10, ge=1, description="local iterations a round (R)")
-    samples: int = Field(5, ge=1, description="steps on q, each on one draw, an iteration")
-    lam: float = Field(1.0, gt=0, description="weight of the KL divergence (zeta)")
-    sigma: float = Field(0.01, gt=0, description="initial standard deviation")
-    beta: float = Field(1.0, gt=0, description="how far the server moves to the mean")
-    weights: Literal["size", "uniform"] = Field("uniform", description="weigh uploads by data size, or all alike")
+    lr: float = Field(default=1e-3, gt=0, description="learning rate of both Gaussians (eta)")
+    epochs: int = Field(default=10, ge=1, description="local iterations a round (R)")
+    samples: int = Field(default=5, ge=1, description="steps on q, each on one draw, an iteration")
+    lam: float = Field(default=1.0, gt=0, description="weight of the KL divergence (zeta)")
+    sigma: float = Field(default=0.01, gt=0, description="initial standard deviation")
+    beta: float = Field(default=1.0, gt=0, description="how far the server moves to the mean")
+    weights: Literal["size", "uniform"] = Field(
+        default="uniform", description="weigh uploads by data size, or all alike"
+    )
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Belief:
         model.refuse_buffers(self.title)
@@ -84,18 +86,21 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
     def adapt(self, model: Model, down: Belief, client: Belief, data: ClientData, rng: Rng) -> tuple[Belief, Belief]:
         noise, batch = rng.stream("noise"), as_batch(data)
         q, w = Descent(client, Adam(self.lr)), Descent(tree.expand(down, len(rng)), Adam(self.lr))
-        prior = w.value
+        posterior, prior = q.value, w.value
 
         def negative_elbo(belief: Belief, batch: Batch) -> Tensor:
             draws = [part.sample(noise.normal(1, *part.mu.shape[1:])).squeeze(1) for part in belief.parts]
             network = tree.rebuild(belief.mu, draws)
-            return nll(model.logits(network, batch.x, train=True), batch) + self.lam * divergence(belief, prior)
+            return model.nll(model.logits(network, batch.x, train=True), batch) + self.lam * divergence(belief, prior)
+
+        def to_posterior(belief: Belief, batch: Batch) -> Tensor:
+            return self.lam * divergence(posterior, belief)
 
         for _ in range(self.epochs):
             for _ in range(self.samples):
                 q.step(negative_elbo, batch)
             posterior = q.value
-            w.step(lambda belief, _, posterior=posterior: self.lam * divergence(posterior, belief), batch)
+            w.step(to_posterior, batch)
             prior = w.value
         return q.value, w.value
 

@@ -31,14 +31,16 @@ class PFedMe(Averaging, Algorithm[Params, Tensor, Params, Params, Up]):
     title: ClassVar[str] = "pFedMe"
     reference: ClassVar[str] = "Dinh et al., NeurIPS 2020"
 
-    lr: float = Field(1e-2, gt=0, description="learning rate of w_j (eta)")
-    lr_personal: float = Field(1e-2, gt=0, description="learning rate of theta_j")
-    lam: float = Field(15.0, gt=0, description="weight of the proximal term (lambda)")
-    steps: int = Field(20, ge=1, description="local rounds, each on a new batch (R)")
-    inner_steps: int = Field(5, ge=1, description="gradient steps on theta_j a batch (K)")
-    batch_size: int = Field(10, ge=1, description="batch size (B)")
-    beta: float = Field(1.0, gt=0, description="how far the server moves to the mean")
-    weights: Literal["size", "uniform"] = Field("uniform", description="weigh uploads by data size, or all alike")
+    lr: float = Field(default=1e-2, gt=0, description="learning rate of w_j (eta)")
+    lr_personal: float = Field(default=1e-2, gt=0, description="learning rate of theta_j")
+    lam: float = Field(default=15.0, gt=0, description="weight of the proximal term (lambda)")
+    steps: int = Field(default=20, ge=1, description="local rounds, each on a new batch (R)")
+    inner_steps: int = Field(default=5, ge=1, description="gradient steps on theta_j a batch (K)")
+    batch_size: int = Field(default=10, ge=1, description="batch size (B)")
+    beta: float = Field(default=1.0, gt=0, description="how far the server moves to the mean")
+    weights: Literal["size", "uniform"] = Field(
+        default="uniform", description="weigh uploads by data size, or all alike"
+    )
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Params:
         model.refuse_buffers(self.title)

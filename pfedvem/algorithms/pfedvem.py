@@ -25,7 +25,7 @@ from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params, Theta, apply_head
 from pfedvem.rng import Rng
-from pfedvem.solvers import Batch, as_batch, count, minibatches, nll, sgd
+from pfedvem.solvers import Batch, as_batch, count, minibatches, sgd
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,21 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     title: ClassVar[str] = "pFedVEM"
     reference: ClassVar[str] = "Zhu et al., CVPR 2023"
 
-    lr_head: float = Field(1e-3, gt=0, description="learning rate of mu and sigma (eta)")
-    lr_base: float = Field(1e-3, gt=0, description="learning rate of the base")
-    head_epochs: int = Field(10, ge=1, description="full-batch steps on the head a round (R)")
-    base_epochs: int = Field(5, ge=1, description="epochs on the base a round")
-    batch_size: int = Field(10, ge=1, description="batch size for the base (B)")
-    samples: int = Field(5, ge=1, description="Monte-Carlo samples of the head a step (K)")
-    scale: float = Field(1.0, gt=0, description="initial sigma; the first confidence is 1 / scale^2")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of both; it does not outlive a round")
-    confidence: Literal["both", "uncertainty", "deviation"] = Field("both", description="terms of tau (ablations)")
-    prediction: Literal["mean", "average"] = Field("mean", description="predict by mu, or average over samples of q")
-    prediction_samples: int = Field(20, ge=1, description="samples of q that prediction='average' takes")
+    lr_head: float = Field(default=1e-3, gt=0, description="learning rate of mu and sigma (eta)")
+    lr_base: float = Field(default=1e-3, gt=0, description="learning rate of the base")
+    head_epochs: int = Field(default=10, ge=1, description="full-batch steps on the head a round (R)")
+    base_epochs: int = Field(default=5, ge=1, description="epochs on the base a round")
+    batch_size: int = Field(default=10, ge=1, description="batch size for the base (B)")
+    samples: int = Field(default=5, ge=1, description="Monte-Carlo samples of the head a step (K)")
+    scale: float = Field(default=1.0, gt=0, description="initial sigma; the first confidence is 1 / scale^2")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of both; it does not outlive a round")
+    confidence: Literal["both", "uncertainty", "deviation"] = Field(
+        default="both", description="terms of tau (ablations)"
+    )
+    prediction: Literal["mean", "average"] = Field(
+        default="mean", description="predict by mu, or average over samples of q"
+    )
+    prediction_samples: int = Field(default=20, ge=1, description="samples of q that prediction='average' takes")
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Server:
         w = rng.stream("w").normal(*model.initial.w.shape)[0]
@@ -102,7 +106,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         def negative_elbo(q: Gaussian, batch: Batch) -> Tensor:
             heads = q.sample(noise.normal(self.samples, *down.w.shape))
             logits = apply_head(heads, batch.x.unsqueeze(1))
-            return nll(logits, batch).mean(1) + bayes.kl(q, down.w, tau)
+            return model.nll(logits, batch).mean(1) + bayes.kl(q, down.w, tau)
 
         steps = [as_batch(replace(data, x=features))] * self.head_epochs
         q = sgd(negative_elbo, client.q, steps, lr=self.lr_head, momentum=self.momentum)
@@ -117,7 +121,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         def expected_nll(theta: Theta, batch: Batch) -> Tensor:
             heads = client.q.sample(noise.normal(self.samples, *down.w.shape))
             logits = apply_head(heads, model.features(theta, batch.x, train=True).unsqueeze(1))
-            return nll(logits, batch).mean(1) / count(batch)
+            return model.nll(logits, batch).mean(1) / count(batch)
 
         steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.base_epochs)
         start = tree.expand(down.theta, len(rng))

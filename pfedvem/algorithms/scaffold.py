@@ -1,4 +1,5 @@
-"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, option II.
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+option II.
 
     y_j  = x;  K_j times:  y_j <- y_j - eta (g(y_j) - c_j + c)
     c_j' = c_j - c + (x - y_j) / (K_j eta)
@@ -59,11 +60,13 @@ class Scaffold(Averaging, Algorithm[Server, Variate, Down, None, Up]):
     reference: ClassVar[str] = "Karimireddy et al., ICML 2020"
     personalised: ClassVar[bool] = False
 
-    lr: float = Field(1e-2, gt=0, description="local learning rate (eta)")
-    lr_global: float = Field(1.0, gt=0, description="global learning rate")
-    epochs: int = Field(5, ge=1, description="local epochs a round (R)")
-    batch_size: int = Field(10, ge=1, description="batch size (B)")
-    weights: Literal["size", "uniform"] = Field("uniform", description="weigh uploads by data size, or all alike")
+    lr: float = Field(default=1e-2, gt=0, description="local learning rate (eta)")
+    lr_global: float = Field(default=1.0, gt=0, description="global learning rate")
+    epochs: int = Field(default=5, ge=1, description="local epochs a round (R)")
+    batch_size: int = Field(default=10, ge=1, description="batch size (B)")
+    weights: Literal["size", "uniform"] = Field(
+        default="uniform", description="weigh uploads by data size, or all alike"
+    )
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Server:
         zero = tree.map(torch.zeros_like, model.weights(model.initial))

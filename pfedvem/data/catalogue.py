@@ -138,11 +138,8 @@ def locate(dataset: str, root: Path | None) -> Path | str:
             )
     if entry is None and not _is_hub_id(identity):
         near = difflib.get_close_matches(dataset, CATALOGUE, n=1, cutoff=0.5)
-        guess = f"did you mean {near[0]}?" if near else f"known names are {', '.join(CATALOGUE)}."
-        raise UserError(
-            f"There is no data set or folder {dataset!r}: {guess} A hub id has the form owner/name, and a folder must "
-            "exist."
-        )
+        guess = f"the nearest known name is {near[0]}" if near else f"known names are {', '.join(CATALOGUE)}"
+        raise UserError(f"There is no data set or folder {dataset!r}; {guess} (a hub id has the form owner/name).")
     return hub
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from pfedvem import tree
 from pfedvem.algorithms import METHODS, method
 from pfedvem.data import load_federation
 from pfedvem.errors import UserError
-from pfedvem.experiments.config import Config, Tree, _read, load, merged
+from pfedvem.experiments.config import Config, Tree, _read, load
 from pfedvem.experiments.run import run
 from pfedvem.models import build
 from pfedvem.report.compare import write_tables
@@ -72,31 +75,62 @@ def cells(
 ) -> list[Config]:
     """The runs of a comparison, seed by seed: every method with the setting ``seed`` and the seeds that follow it.
 
-    Settings come from presets, the file, flags and ``key=value`` assignments, as for a run; each of them may hold
+    Settings come from presets, the file, flags and ``key=value`` assignments; the later ones win. In each there are
 
-    - common settings, which go to every method that has them; a setting that none of the methods has is an error;
-    - a method's own: ``fedprox.mu=1``, or ``mu = 1`` in a section ``[fedprox]`` of the file, which may hold sections
-      for other methods too. They win over common ones. What can be a method's own is its algorithm's settings and
-      ``rounds``, so that the rest is always the same for all.
+    - common settings, which go to every method that has them; one that none of the methods has is an error;
+    - a method's own, which win over common ones: ``fedprox.mu=1``, or ``mu = 1`` in a section ``[fedprox]`` of the
+      file. These are its hyper-parameters and ``rounds``, so that all the rest is the same for all methods.
 
-    Where a file names a method, as a run's config.toml does, its section ``[algorithm]`` is that method's own. Common
+    Where a file names a method, as a run's config.toml does, the section ``[algorithm]`` is that method's own. Common
     rounds are not for methods that need a certain number by their nature: Local trains once.
     """
-    names = _names(methods)
-    if seeds < 1:
-        raise UserError(f"A comparison needs at least one seed, not {seeds}.")
-    texts = list(assignments)
-    for owner in map(_owner, texts):
+    names = list(dict.fromkeys(n for word in methods for n in (METHODS if word == "all" else [method(word).name])))
+    if not names or seeds < 1:
+        raise UserError("A comparison needs at least one method and one seed.")
+    layers = [_assignments(_read(file) if file is not None else {}), _assignments(flags or {}), list(assignments)]
+    for owner in map(_owner, layers[-1]):
         if owner == "method" or (owner in METHODS and owner not in names):
             raise UserError(f"A setting is for {owner}, but the methods that are compared are {', '.join(names)}.")
-    layers = [_read_file(file) if file is not None else {}, flags or {}]
-    plan = []
+    columns = []
     for name in names:
-        values = merged(*(_part(layer, name, names) for layer in layers))
-        own = [*_texts(texts, name, names), f"method={name}", "alone=false"]
-        first = load(None, values, own).seed
-        plan.append([load(None, values, [*own, f"seed={seed}"]) for seed in range(first, first + seeds)])
-    return [config for column in zip(*plan, strict=True) for config in column]
+        ordered = [text for layer in layers for text in sorted(layer, key=lambda text: _owner(text) in METHODS)]
+        mine = [own for text in ordered if (own := _mine(text, name, names))]
+        mine += [f"method={name}", "alone=false"]
+        first = load(assignments=mine).seed
+        columns.append([load(assignments=[*mine, f"seed={seed}"]) for seed in range(first, first + seeds)])
+    return [config for row in zip(*columns, strict=True) for config in row]
+
+
+def _assignments(values: Tree) -> list[str]:
+    """A tree of settings as assignments; where it names a method, the algorithm's settings are that method's own."""
+    flat = _flat(values)
+    home = method(str(flat.pop("method"))).name if "method" in flat else "algorithm"
+    keys = {key: re.sub(r"^algorithm\.", f"{home}.", key) for key in flat}
+    return [f"{keys[key]}={tomli_w.dumps({'_': value}).removeprefix('_ = ')}" for key, value in flat.items()]
+
+
+def _mine(text: str, name: str, names: Sequence[str]) -> str | None:
+    """An assignment as one method is to have it; None where it is not for that method."""
+    key, equals, value = text.partition("=")
+    owner, dot, rest = key.strip().partition(".")
+    if dot and owner not in ("data", "algorithm"):
+        key = rest if rest == "rounds" else f"algorithm.{rest}"
+        return f"{key}{equals}{value}" if method(owner).name == name else None
+    if owner == "rounds" and METHODS[name].default_rounds is not None:
+        return None
+    having = [other for other in names if key.strip().removeprefix("algorithm.") in METHODS[other].model_fields]
+    return text if not having or name in having else None
+
+
+def _owner(text: str) -> str:
+    """The section or method of an assignment; its key where it has neither."""
+    return text.partition("=")[0].partition(".")[0].strip()
+
+
+def _flat(values: Tree) -> Tree:
+    """The tree with dotted keys."""
+    sections = {f"{key}.{name}": leaf for key, v in values.items() if isinstance(v, dict) for name, leaf in v.items()}
+    return {key: value for key, value in values.items() if not isinstance(value, dict)} | sections
 
 
 def compare(
@@ -135,6 +169,7 @@ def compare(
         try:
             result = run(config, out=folder, resume=(folder / "checkpoint").exists(), progress=progress)
         except UserError as error:
+            progress.note(str(error))
             failures.append(f"{title}: {error}")
         else:
             summaries[config.method, config.seed] = result.summary
@@ -203,65 +238,3 @@ def _wire(plan: Sequence[Config]) -> tuple[int, dict[str, tuple[int, int]]]:
 
 def _folder(out: Path, config: Config) -> Path:
     return out / "cells" / f"{config.method}-{config.seed}"
-
-
-def _names(methods: Iterable[str]) -> list[str]:
-    """The names of the methods, each once; ``all`` stands for all that there are."""
-    names = [name for word in methods for name in (METHODS if word == "all" else [method(word).name])]
-    if not names:
-        raise UserError("There is no method to compare.")
-    return list(dict.fromkeys(names))
-
-
-def _read_file(file: Path) -> Tree:
-    """The settings of a file; the algorithm's become their method's own where it is named."""
-    values = dict(_read(file))
-    if "method" in values:
-        name = method(str(values.pop("method"))).name
-        values[name] = merged(values.pop("algorithm", {}), values.get(name, {}))
-    return values
-
-
-def _flat(values: Tree) -> Tree:
-    """The tree with dotted keys."""
-    out: Tree = {}
-    for key, value in values.items():
-        out |= {f"{key}.{name}": leaf for name, leaf in value.items()} if isinstance(value, dict) else {key: value}
-    return out
-
-
-def _owner(setting: str) -> str:
-    """What stands before the dot, the equals sign or the end: a section, a method or a bare key."""
-    return setting.partition("=")[0].partition(".")[0].strip()
-
-
-def _key(key: str, name: str, names: Sequence[str]) -> str | None:
-    """The key by which one method knows a setting; None where it is not for that method."""
-    owner, dot, rest = key.partition(".")
-    if dot and owner not in ("data", "algorithm"):
-        return (rest if rest == "rounds" else f"algorithm.{rest}") if method(owner).name == name else None
-    if key == "rounds" and METHODS[name].default_rounds is not None:
-        return None
-    having = [other for other in names if key.removeprefix("algorithm.") in METHODS[other].model_fields]
-    return key if not having or name in having else None
-
-
-def _part(layer: Tree, name: str, names: Sequence[str]) -> Tree:
-    """The part of a tree of settings that is for one method; its own are merged last, and so win."""
-    out: Tree = {}
-    for key, value in sorted(_flat(layer).items(), key=lambda item: _owner(item[0]) in METHODS):
-        section, _, leaf = (_key(key, name, names) or "").rpartition(".")
-        if leaf:
-            out = merged(out, {section: {leaf: value}} if section else {leaf: value})
-    return out
-
-
-def _texts(assignments: Sequence[str], name: str, names: Sequence[str]) -> list[str]:
-    """The assignments that are for one method; its own come last, and so win."""
-    out = []
-    for text in sorted(assignments, key=lambda text: _owner(text) in METHODS):
-        key, equals, value = text.partition("=")
-        mine = _key(key.strip(), name, names)
-        if mine is not None:
-            out.append(f"{mine}{equals}{value}")
-    return out

@@ -49,6 +49,7 @@ class Config(BaseModel):
     eval_every: int = Field(default=5, ge=0, description="rounds between evaluations; 0 evaluates after the last only")
     checkpoint_every: int = Field(default=1, ge=1, description="rounds between checkpoints")
     alone: bool = Field(default=True, description="also train every client alone, to show what the federation is worth")
+    alone_lr: float = Field(default=1e-3, gt=0, description="learning rate of the clients alone")
     executor: Literal["auto", "sequential", "processes"] = Field(
         default="auto", description="where clients are trained"
     )
@@ -64,7 +65,7 @@ class Config(BaseModel):
             raise ValueError(f"The sequential executor has one worker, not {self.workers}")
         if self.network not in NETWORKS:
             raise ValueError(f"There is no network {self.network!r}; there are {', '.join(NETWORKS)}")
-        if self.method != self.algorithm.name:
+        if type(self.algorithm) is not method(self.method):
             raise ValueError(f"The method is {self.method!r}, but its settings are those of {self.algorithm.name!r}")
         return self
 

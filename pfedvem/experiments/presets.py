@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pfedvem.algorithms import AnyAlgorithm
+from pfedvem.data.catalogue import find
 
 NETWORKS = {
     "digits": "mlp",
@@ -18,6 +19,7 @@ NETWORKS = {
 }
 
 ROUNDS = {"digits": 30}
+ALONE_LR = {"digits": 1e-2}
 
 # What is not here keeps the method's own defaults, which are the settings published for CIFAR-10.
 ALGORITHMS: dict[tuple[str, str], dict[str, Any]] = {
@@ -34,8 +36,12 @@ ALGORITHMS: dict[tuple[str, str], dict[str, Any]] = {
 
 def preset(dataset: str, method: type[AnyAlgorithm]) -> dict[str, Any]:
     """The values of the configuration tree that this data set and method start from."""
+    entry = find(dataset)  # a hub id has the preset of its name
+    dataset = entry.name if entry else dataset
     values: dict[str, Any] = {"network": NETWORKS.get(dataset, "mlp")}
     rounds = method.default_rounds or ROUNDS.get(dataset)
     if rounds is not None:
         values["rounds"] = rounds
+    if dataset in ALONE_LR:
+        values["alone_lr"] = ALONE_LR[dataset]
     return {**values, "algorithm": ALGORITHMS.get((dataset, method.name), {})}

@@ -7,7 +7,6 @@ from pathlib import Path
 from pfedvem.algorithms.local import Local
 from pfedvem.data import load_federation
 from pfedvem.experiments.config import Config
-from pfedvem.experiments.presets import preset
 from pfedvem.models import build
 from pfedvem.report.plots import draw_run
 from pfedvem.simulation.fit import fit
@@ -22,9 +21,8 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
     for note in federation.notes:
         progress.note(note)
     model = build(config.network, federation.shape, len(federation.classes), config.seed)
-    alone = Local(**preset(config.data.dataset, Local)["algorithm"])
-    # Beside another method, clients alone take the first of their candidates: choosing would cost several trainings.
-    alone = alone.model_copy(update={"lr": alone.lr[:1], "batch_size": alone.batch_size[:1]})
+    # Beside another method, clients alone have given settings: choosing their own would cost several trainings.
+    alone = Local(lr=(config.alone_lr,), batch_size=(10,))
     result = fit(
         config.algorithm,
         model,

@@ -23,7 +23,8 @@ from pfedvem.simulation.rounds import State
 if TYPE_CHECKING:  # the comparison itself writes these tables
     from pfedvem.experiments.compare import Comparison, Measure
 
-HEADER = ("Method", "PM (%)", "GM (%)", "Small clients (%)", "Down", "Up", "Seeds")
+HEADER = ("Method", "PM (%)", "GM (%)", "Small clients (PM, %)", "Sent down", "Sent up", "Seeds")
+SHORT = ("Method", "PM (%)", "GM (%)", "Small (%)", "Down", "Up", "Seeds")  # 80 columns
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     c: f"\\{c}" for c in "&%$#_{}"
 }
@@ -32,10 +33,10 @@ TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciici
 def comparison_table(comparison: Comparison) -> Table:
     """The table on the terminal; the best PM and GM are bold."""
     title = f"{escape(comparison.dataset)}: {comparison.clients} clients"
-    caption = "mean ± SEM over seeds; small clients: PM of the smallest 10%; bytes down and up: a client, a round"
+    caption = "mean ± SEM over seeds; small: the smallest 10%; bytes a client and round"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", header_style="bold")
-    for name in HEADER:
-        table.add_column(name, justify="left" if name == "Method" else "right")
+    for name in SHORT:
+        table.add_column(name, justify="left" if name == "Method" else "right", no_wrap=name != "Method")
     for line in _lines(comparison, escape, lambda text, best: f"[bold]{text}[/]" if best else text):
         table.add_row(*line)
     return table
@@ -161,9 +162,10 @@ class LiveComparison(LiveProgress):
     def note(self, text: str) -> None:
         if text not in self._told:  # what is to say about the data is the same for every method
             self._told.add(text)
-            self._console.print(f"[yellow]note[/] {escape(f'{self._cell}: {text}')}", highlight=False, soft_wrap=True)
+            super().note(f"{self._cell}: {text}")
 
     def round(self, state: State) -> None:
         super().round(state)
         if self._all is not None:
-            self._overall.update(self._all, completed=self._done + state.round / self._rounds)
+            done = self._done + state.round / self._rounds
+            self._overall.update(self._all, completed=done, done=int(done))

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -51,7 +52,7 @@ class LiveProgress(Progress):
         self._task = self._bar.add_task(title, total=rounds, completed=done, round=done, scores="")
 
     def note(self, text: str) -> None:
-        self._console.print(f"[yellow]note[/] {text}", highlight=False)
+        self._console.print(f"[yellow]note[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     def client(self, done: int, clients: int) -> None:
         assert self._task is not None
@@ -69,7 +70,7 @@ def summary_table(result: Result) -> Table:
     """The end of a run: personalised models, global model, small clients, clients alone, time."""
     summary, setup = result.summary, result.setup
     title = f"{setup.algorithm.title} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
-    table = Table(title=title, title_justify="left", show_header=True, header_style="bold")
+    table = Table(title=escape(title), title_justify="left", show_header=True, header_style="bold")
     table.add_column("")
     table.add_column("accuracy (%)", justify="right")
     table.add_column("over clients")

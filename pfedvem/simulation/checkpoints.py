@@ -75,14 +75,14 @@ def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State 
         try:
             manifest, tensors = _read(path)
         except Damaged as damage:
-            warnings.append(f"The checkpoint {path.name} is damaged ({damage}) and was passed over.")
+            warnings.append(f"the checkpoint {path.name} is damaged ({damage})")
             continue
         _refuse_other(manifest["identity"], identity, folder)
         return _restore(manifest, tensors, like), warnings
     strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
     if warnings or strangers:
-        reason = warnings[0] if warnings else f"{strangers[0]} is no checkpoint."
-        raise UserError(f"No checkpoint in {folder} can be read: {reason} Start anew with another --out.")
+        reason = warnings[0] if warnings else f"{strangers[0]} is no checkpoint"
+        raise UserError(f"No checkpoint in {folder} can be read ({reason}); start anew with another --out.")
     return None, []
 
 

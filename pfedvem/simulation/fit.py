@@ -21,7 +21,7 @@ from pfedvem.simulation.rounds import Progress, State, one_round, simulate, star
 from pfedvem.simulation.work import Setup
 
 # Settings that may change when a run goes on: they say where and how long it runs, not what it computes.
-FREE = {"rounds", "executor", "workers", "checkpoint_every", "alone", "data.root"}
+FREE = {"rounds", "executor", "workers", "checkpoint_every", "alone", "alone_lr", "data.root"}
 
 
 class Interrupted(Exception):
@@ -148,7 +148,7 @@ def _open(
         return state
     found, warnings = checkpoints.load(folder / "checkpoint", state, identity)
     for warning in warnings:
-        progress.note(warning)
+        progress.note(f"Passed over: {warning}.")
     if found is None:
         progress.note(f"There is no checkpoint in {folder}: starting from the first round.")
         folder.mkdir(parents=True, exist_ok=True)

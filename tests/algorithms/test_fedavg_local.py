@@ -62,7 +62,7 @@ def test_local_is_plain_training_of_each_client(model: Model, federation: Federa
     after, _ = algorithm.adapt(model, None, state, federation.cohort(clients), Rng(0, 0, clients))
     for j in clients:
         expected = plain_training(model, federation, j, 0.05, 2).state_dict()
-        own = tree.map(lambda leaf, j=j: leaf[j], after)
+        own = tree.map(lambda leaf, j=j: leaf[j], after.params)
         for key, value in model.module(own).state_dict().items():
             torch.testing.assert_close(value, expected[key])
 

@@ -311,9 +311,9 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ("cifar", "did you mean cifar10"),
+        ("cifar", "the nearest known name is cifar10"),
         ("zebras", "known names are digits"),
-        ("no/such/folder", "a folder must exist"),
+        ("no/such/folder", "no data set or folder"),
     ],
 )
 def test_an_unknown_data_set_is_answered_by_the_nearest_name(dataset: str, sentence: str) -> None:

@@ -166,7 +166,8 @@ def test_wrong_assignments_are_answered_by_what_is_right(assignment: str, senten
 )
 def test_a_key_of_another_method_is_said_to_be_one(section: str, method: str, key: str, owner: str, near: str) -> None:
     start, _, end = complaint(None, {"method": method}, f"{section}{key}=1").partition(", not of ")
-    assert start.startswith(f"{key!r} is a setting of {owner}")
+    assert start.startswith(f"{key!r} is a setting of ")
+    assert owner in start
     assert end == f"{method}; the nearest is 'algorithm.{near}'."
 
 
@@ -246,6 +247,6 @@ def test_several_mistakes_are_told_together() -> None:
 def test_unknown_methods_and_networks_are_answered_by_what_there_is() -> None:
     wrong = complaint(None, {"method": "fedavgg"})
     assert wrong.startswith("There is no method 'fedavgg'")
-    assert "fedavg?" in wrong
+    assert "the nearest is fedavg (there are" in wrong
     assert complaint(None, None, "method=3").startswith("There is no method '3'")
     assert complaint(None, None, "network=vgg") == "There is no network 'vgg'; there are mlp, lenet, cnn6."
