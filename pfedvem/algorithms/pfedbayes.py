@@ -25,7 +25,7 @@ from pfedvem.algorithms.base import Algorithm, Averaging
 from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
-from pfedvem.rng import Rng
+from pfedvem.rng import Rng, Stream
 from pfedvem.solvers import Adam, Batch, Descent, as_batch
 
 
@@ -40,6 +40,11 @@ class Belief:
     def parts(self) -> list[Gaussian]:
         pairs = zip(tree.leaves(self.mu), tree.leaves(self.rho), strict=True)
         return [Gaussian(mu, rho) for mu, rho in pairs]
+
+    def sample(self, noise: Stream) -> Params:
+        """One draw of each client's network."""
+        draws = [part.sample(noise.normal(1, *part.mu.shape[1:])).squeeze(1) for part in self.parts]
+        return tree.rebuild(self.mu, draws)
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,7 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
         posterior, prior = q.value, w.value
 
         def negative_elbo(belief: Belief, batch: Batch) -> Tensor:
-            draws = [part.sample(noise.normal(1, *part.mu.shape[1:])).squeeze(1) for part in belief.parts]
-            network = tree.rebuild(belief.mu, draws)
+            network = belief.sample(noise)
             return model.nll(model.logits(network, batch.x, train=True), batch) + self.lam * divergence(belief, prior)
 
         def to_posterior(belief: Belief, batch: Batch) -> Tensor:
