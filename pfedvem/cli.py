@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -32,7 +33,7 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 Option = typer.Option
-Method = Annotated[str | None, Option(help="The federated method: pfedvem, fedavg or local.")]
+Method = Annotated[str | None, Option(help="A name of `pfedvem methods`, or your own as package.module:Class.")]
 Dataset = Annotated[str | None, Option(help="A name of `pfedvem data list`, a hub id owner/name, or a folder.")]
 DataRoot = Annotated[Path | None, Option(help="Folder with local copies of hub data sets; without it the hub is used.")]
 Clients = Annotated[int | None, Option(help="Number of clients.")]
@@ -44,17 +45,35 @@ LabelColumn = Annotated[str | None, Option(help="The column of the labels, for a
 SubclassColumn = Annotated[str | None, Option(help="The column of the subclasses, for partition subclasses.")]
 ClientColumn = Annotated[str | None, Option(help="The column of the client ids, for partition natural.")]
 Partition = Annotated[str | None, Option(help="Who owns what: labels, subclasses, domains, dirichlet, iid or natural.")]
+Rounds = Annotated[int | None, Option(help="Communication rounds.")]
+Participation = Annotated[float | None, Option(help="Probability that a client uploads in a round.")]
+Executor = Annotated[str | None, Option(help="Where clients are trained: auto, sequential or processes.")]
+Workers = Annotated[int | None, Option(help="Processes that train clients; by default one for each processor.")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on standard output, and nothing else there.")]
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """The flags that were given; one with a dot in its name belongs to a section."""
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        section, _, key = name.rpartition("__")
-        if value is not None:
-            (tree.setdefault(section, {}) if section else tree)[key] = value
-    return tree
+    """The flags that were given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def data_flags(
+    dataset: str | None,
+    data_root: Path | None,
+    clients: int | None,
+    partition: str | None,
+    image_column: str | None,
+    label_column: str | None,
+    subclass_column: str | None,
+    client_column: str | None,
+) -> dict[str, Any]:
+    """The flags of the data that were given, as their section."""
+    columns = {"image_column": image_column, "label_column": label_column, "subclass_column": subclass_column}
+    root = str(data_root) if data_root is not None else None
+    values = given(
+        dataset=dataset, root=root, clients=clients, partition=partition, client_column=client_column, **columns
+    )
+    return {"data": values}
 
 
 @app.command(epilog="Example:  pfedvem run --dataset cifar10 --clients 100 --set lr_head=0.001 --out runs/mine")
@@ -64,8 +83,8 @@ def run(
     data_root: DataRoot = None,
     clients: Clients = None,
     partition: Partition = None,
-    rounds: Annotated[int | None, Option(help="Communication rounds.")] = None,
-    participation: Annotated[float | None, Option(help="Probability that a client uploads in a round.")] = None,
+    rounds: Rounds = None,
+    participation: Participation = None,
     seed: Seed = None,
     eval_every: Annotated[int | None, Option(help="Rounds between evaluations; 0: after the last only.")] = None,
     checkpoint_every: Annotated[int | None, Option(help="Rounds between checkpoints.")] = None,
@@ -74,8 +93,8 @@ def run(
     subclass_column: SubclassColumn = None,
     client_column: ClientColumn = None,
     alone: Annotated[bool | None, Option(help="Also train every client alone, to compare.")] = None,
-    executor: Annotated[str | None, Option(help="Where clients are trained: auto, sequential or processes.")] = None,
-    workers: Annotated[int | None, Option(help="Processes that train clients.")] = None,
+    executor: Executor = None,
+    workers: Workers = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, Option(help="Folder of the run's files; by default a new one in runs/.")] = None,
@@ -106,17 +125,12 @@ def run(
         alone=alone,
         executor=executor,
         workers=workers,
-        data__dataset=dataset,
-        data__root=str(data_root) if data_root is not None else None,
-        data__clients=clients,
-        data__partition=partition,
-        data__image_column=image_column,
-        data__label_column=label_column,
-        data__subclass_column=subclass_column,
-        data__client_column=client_column,
+    )
+    flags |= data_flags(
+        dataset, data_root, clients, partition, image_column, label_column, subclass_column, client_column
     )
     settings = load(config, flags, assignments or ())
-    folder = out if out is not None else next_folder(settings)
+    folder = out if out is not None else next_folder(Path("runs"), f"{settings.data.dataset}-{settings.method}")
     console = Console(stderr=as_json)
     try:
         with LiveProgress(console) as progress:
@@ -131,6 +145,78 @@ def run(
     console.print(f"Files are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(result.summary))
+
+
+@app.command(epilog="Example:  pfedvem compare --methods pfedvem,fedavg,local --seeds 3 --out compare/mine")
+def compare(
+    methods: Annotated[str, Option(help="Names of `pfedvem methods` with commas between them, or all.")] = "all",
+    seeds: Annotated[int, Option(help="How many seeds: --seed and those that follow it.")] = 1,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    rounds: Rounds = None,
+    participation: Participation = None,
+    seed: Seed = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    subclass_column: SubclassColumn = None,
+    client_column: ClientColumn = None,
+    executor: Executor = None,
+    workers: Workers = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    out: Annotated[Path | None, Option(help="Folder of the runs and tables; by default a new one in compare/.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods on the same clients, initial weights and client stream, over several seeds.
+
+    What is finished is kept: the same command with the same --out runs only what is missing. A setting can be for one
+    method alone: --set fedprox.mu=1.
+    """
+    from pfedvem.experiments.compare import cells
+    from pfedvem.experiments.compare import compare as run_cells
+    from pfedvem.experiments.run import next_folder
+    from pfedvem.report.compare import LiveComparison, comparison_table
+    from pfedvem.simulation.fit import Interrupted
+
+    flags = given(rounds=rounds, participation=participation, seed=seed, executor=executor, workers=workers)
+    flags |= data_flags(
+        dataset, data_root, clients, partition, image_column, label_column, subclass_column, client_column
+    )
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    plan = cells(names, seeds=seeds, file=config, flags=flags, assignments=assignments or ())
+    folder = out if out is not None else next_folder(Path("compare"), plan[0].data.dataset)
+    console = Console(stderr=as_json)
+    try:
+        with LiveComparison(console) as live:
+            comparison = run_cells(plan, folder, progress=live, on_cell=live.cell)
+    except (Interrupted, KeyboardInterrupt):
+        again = f"Stopped. Go on with the same command and --out {shlex.quote(str(folder))}"
+        console.print(Text(again), soft_wrap=True)
+        raise typer.Exit(130) from None
+    console.print(comparison_table(comparison))
+    for failure in comparison.failures:
+        console.print(f"[red]failed[/] {escape(failure)}", highlight=False, soft_wrap=True)
+    console.print(f"Tables and runs are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps(asdict(comparison)))
+    if comparison.failures:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  pfedvem methods pfedvem")
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show the hyper-parameters of this method.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods: what is personal, what is sent, which models they give, and their hyper-parameters."""
+    from pfedvem.report.methods import method_rows, methods_view
+
+    if as_json:
+        print(json.dumps(method_rows(name)))
+    else:
+        Console().print(methods_view(name))
 
 
 @data_app.command("list", epilog="Example:  pfedvem data list")
@@ -165,16 +251,9 @@ def data_show(
     from pfedvem.experiments.config import load
     from pfedvem.report.data import draw, summary, summary_view
 
-    flags = given(
-        seed=seed,
-        data__dataset=dataset,
-        data__root=str(data_root) if data_root is not None else None,
-        data__clients=clients,
-        data__partition=partition,
-        data__image_column=image_column,
-        data__label_column=label_column,
-        data__subclass_column=subclass_column,
-        data__client_column=client_column,
+    flags = given(seed=seed)
+    flags |= data_flags(
+        dataset, data_root, clients, partition, image_column, label_column, subclass_column, client_column
     )
     settings = load(config, flags, assignments or ())
     federation = load_federation(settings.data, settings.seed)

@@ -47,6 +47,10 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     name: ClassVar[str]
     title: ClassVar[str]
     reference: ClassVar[str]
+    keeps: ClassVar[str]
+    """What a client keeps, in words."""
+    sends: ClassVar[str]
+    """What a client uploads, in words."""
     personalised: ClassVar[bool] = True
     """Whether there is a personalised model (PM) to evaluate."""
     global_model: ClassVar[bool] = True

@@ -31,6 +31,8 @@ class FedAvg(LocalTraining, Averaging, Algorithm[Params, Tensor, Params, None, U
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
     reference: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    keeps: ClassVar[str] = "nothing"
+    sends: ClassVar[str] = "the whole network"
     personalised: ClassVar[bool] = False
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Params:

@@ -33,6 +33,8 @@ class FedPer(LocalTraining, Averaging, Algorithm[Theta, Tensor, Theta, Theta, Up
     name: ClassVar[str] = "fedper"
     title: ClassVar[str] = "FedPer"
     reference: ClassVar[str] = "Arivazhagan et al., 2019"
+    keeps: ClassVar[str] = "its head"
+    sends: ClassVar[str] = "the base"
     global_model: ClassVar[bool] = False
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Theta:

@@ -50,6 +50,8 @@ class IFCA(LocalTraining, Averaging, Algorithm[Server, Tensor, Server, None, Up]
     name: ClassVar[str] = "ifca"
     title: ClassVar[str] = "IFCA"
     reference: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
+    keeps: ClassVar[str] = "nothing; it chooses a cluster in every round"
+    sends: ClassVar[str] = "the whole network and its cluster"
     global_model: ClassVar[bool] = False
     personal_after_merge: ClassVar[bool] = True
 

@@ -42,11 +42,17 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"
     reference: ClassVar[str] = "the paper's trivial baseline"
+    keeps: ClassVar[str] = "its whole network"
+    sends: ClassVar[str] = "nothing"
     global_model: ClassVar[bool] = False
     default_rounds: ClassVar[int | None] = 1
 
-    lr: Rates = Field(default=(1e-3, 1e-4), min_length=1, description="learning rates to choose from (eta)")
-    batch_size: Sizes = Field(default=(10, 50, 100), min_length=1, description="batch sizes to choose from (B)")
+    lr: Rates = Field(
+        default=(1e-3, 1e-4), min_length=1, description="learning rates to choose from, each above 0 (eta)"
+    )
+    batch_size: Sizes = Field(
+        default=(10, 50, 100), min_length=1, description="batch sizes to choose from, each at least 1 (B)"
+    )
     epochs: int = Field(default=20, ge=1, description="epochs a round")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
     validation: float = Field(

@@ -33,6 +33,8 @@ class PerFedAvg(Averaging, Algorithm[Params, Tensor, Params, None, Up]):
     name: ClassVar[str] = "perfedavg"
     title: ClassVar[str] = "PerFedAvg"
     reference: ClassVar[str] = "Fallah et al., NeurIPS 2020"
+    keeps: ClassVar[str] = "nothing; it adapts the meta-model before use"
+    sends: ClassVar[str] = "the whole network"
     global_model: ClassVar[bool] = False
     personal_after_merge: ClassVar[bool] = True
 

@@ -66,12 +66,14 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
     name: ClassVar[str] = "pfedbayes"
     title: ClassVar[str] = "pFedBayes"
     reference: ClassVar[str] = "Zhang et al., ICML 2022"
+    keeps: ClassVar[str] = "a Gaussian over its whole network"
+    sends: ClassVar[str] = "mean and rho of every weight"
 
-    lr: float = Field(default=1e-3, gt=0, description="learning rate of both Gaussians (eta)")
-    epochs: int = Field(default=10, ge=1, description="local iterations a round (R)")
+    lr: float = Field(default=1e-2, gt=0, description="learning rate of both Gaussians (eta)")
+    epochs: int = Field(default=5, ge=1, description="local iterations a round (R)")
     samples: int = Field(default=5, ge=1, description="steps on q, each on one draw, an iteration")
     lam: float = Field(default=1.0, gt=0, description="weight of the KL divergence (zeta)")
-    sigma: float = Field(default=0.01, gt=0, description="initial standard deviation")
+    sigma: float = Field(default=0.1, gt=0, description="initial standard deviation")
     beta: float = Field(default=1.0, gt=0, description="how far the server moves to the mean")
     weights: Literal["size", "uniform"] = Field(
         default="uniform", description="weigh uploads by data size, or all alike"

@@ -30,6 +30,8 @@ class PFedMe(Averaging, Algorithm[Params, Tensor, Params, Params, Up]):
     name: ClassVar[str] = "pfedme"
     title: ClassVar[str] = "pFedMe"
     reference: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+    keeps: ClassVar[str] = "nothing; theta_j is found anew in every round"
+    sends: ClassVar[str] = "the whole network w_j"
 
     lr: float = Field(default=1e-2, gt=0, description="learning rate of w_j (eta)")
     lr_personal: float = Field(default=1e-2, gt=0, description="learning rate of theta_j")

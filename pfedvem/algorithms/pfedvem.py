@@ -68,6 +68,8 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     name: ClassVar[str] = "pfedvem"
     title: ClassVar[str] = "pFedVEM"
     reference: ClassVar[str] = "Zhu et al., CVPR 2023"
+    keeps: ClassVar[str] = "a Gaussian over its head (mu, sigma)"
+    sends: ClassVar[str] = "mu, confidence tau and the base"
 
     lr_head: float = Field(default=1e-3, gt=0, description="learning rate of mu and sigma (eta)")
     lr_base: float = Field(default=1e-3, gt=0, description="learning rate of the base")

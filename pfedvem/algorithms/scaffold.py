@@ -58,6 +58,8 @@ class Scaffold(Averaging, Algorithm[Server, Variate, Down, None, Up]):
     name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
     reference: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    keeps: ClassVar[str] = "its control variate c_j"
+    sends: ClassVar[str] = "the changes of the network and of c_j"
     personalised: ClassVar[bool] = False
 
     lr: float = Field(default=1e-2, gt=0, description="local learning rate (eta)")

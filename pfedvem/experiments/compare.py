@@ -12,7 +12,6 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from pfedvem import tree
 from pfedvem.algorithms import METHODS, method
 from pfedvem.data import load_federation
 from pfedvem.errors import UserError
-from pfedvem.experiments.config import Config, Tree, _read, load
+from pfedvem.experiments.config import Config, Tree, load, read
 from pfedvem.experiments.run import run
 from pfedvem.models import build
 from pfedvem.report.compare import write_tables
 from pfedvem.simulation.executors import one_thread
-from pfedvem.simulation.fit import FREE
+from pfedvem.simulation.fit import FREE, flat
 from pfedvem.simulation.rounds import Progress, start
 from pfedvem.simulation.work import Job, Setup, perform
 
@@ -84,10 +83,10 @@ def cells(
     Where a file names a method, as a run's config.toml does, the section ``[algorithm]`` is that method's own. Common
     rounds are not for methods that need a certain number by their nature: Local trains once.
     """
-    names = list(dict.fromkeys(n for word in methods for n in (METHODS if word == "all" else [method(word).name])))
+    names = list(dict.fromkeys(name for word in methods for name in (METHODS if word == "all" else [word])))
     if not names or seeds < 1:
         raise UserError("A comparison needs at least one method and one seed.")
-    layers = [_assignments(_read(file) if file is not None else {}), _assignments(flags or {}), list(assignments)]
+    layers = [_assignments(read(file) if file is not None else {}), _assignments(flags or {}), list(assignments)]
     for owner in map(_owner, layers[-1]):
         if owner == "method" or (owner in METHODS and owner not in names):
             raise UserError(f"A setting is for {owner}, but the methods that are compared are {', '.join(names)}.")
@@ -103,10 +102,10 @@ def cells(
 
 def _assignments(values: Tree) -> list[str]:
     """A tree of settings as assignments; where it names a method, the algorithm's settings are that method's own."""
-    flat = _flat(values)
-    home = method(str(flat.pop("method"))).name if "method" in flat else "algorithm"
-    keys = {key: re.sub(r"^algorithm\.", f"{home}.", key) for key in flat}
-    return [f"{keys[key]}={tomli_w.dumps({'_': value}).removeprefix('_ = ')}" for key, value in flat.items()]
+    given = flat(values)
+    home = str(given.pop("method", "algorithm"))
+    keys = {key: re.sub(r"^algorithm\.", f"{home}.", key) for key in given}
+    return [f"{keys[key]}={tomli_w.dumps({'_': value}).removeprefix('_ = ')}" for key, value in given.items()]
 
 
 def _mine(text: str, name: str, names: Sequence[str]) -> str | None:
@@ -115,22 +114,16 @@ def _mine(text: str, name: str, names: Sequence[str]) -> str | None:
     owner, dot, rest = key.strip().partition(".")
     if dot and owner not in ("data", "algorithm"):
         key = rest if rest == "rounds" else f"algorithm.{rest}"
-        return f"{key}{equals}{value}" if method(owner).name == name else None
-    if owner == "rounds" and METHODS[name].default_rounds is not None:
+        return f"{key}{equals}{value}" if owner == name else None
+    if owner == "rounds" and method(name).default_rounds is not None:
         return None
-    having = [other for other in names if key.strip().removeprefix("algorithm.") in METHODS[other].model_fields]
+    having = [other for other in names if key.strip().removeprefix("algorithm.") in method(other).model_fields]
     return text if not having or name in having else None
 
 
 def _owner(text: str) -> str:
     """The section or method of an assignment; its key where it has neither."""
     return text.partition("=")[0].partition(".")[0].strip()
-
-
-def _flat(values: Tree) -> Tree:
-    """The tree with dotted keys."""
-    sections = {f"{key}.{name}": leaf for key, v in values.items() if isinstance(v, dict) for name, leaf in v.items()}
-    return {key: value for key, value in values.items() if not isinstance(value, dict)} | sections
 
 
 def compare(
@@ -181,7 +174,7 @@ def finished(config: Config, folder: Path) -> dict[str, Any] | None:
     """The summary of a cell, or None where some of its rounds are still to run; other settings there are an error."""
     if not (folder / "config.toml").exists():
         return None
-    was, now = _flat(load(folder / "config.toml").dump()), _flat(config.dump())
+    was, now = flat(load(folder / "config.toml").dump()), flat(config.dump())
     keys = {*was, *now} - (FREE if was["rounds"] <= now["rounds"] else FREE - {"rounds"})  # more rounds can be added
     differing = [f"{k} (was {was.get(k)!r}, now {now.get(k)!r})" for k in sorted(keys) if was.get(k) != now.get(k)]
     if differing:
@@ -205,12 +198,6 @@ def wire_bytes(setup: Setup) -> tuple[int, int]:
     return down_bytes, up_bytes
 
 
-def next_folder(config: Config, parent: Path = Path("compare")) -> Path:
-    """A folder for a comparison that was given none: compare/DATASET-1, or the next free number."""
-    stem = config.data.dataset.replace("/", "-").strip(".-")
-    return next(folder for n in count(1) if not (folder := parent / f"{stem}-{n}").exists())
-
-
 def measure(values: Iterable[float | None]) -> Measure | None:
     """Mean and standard error (sd / sqrt(n), sd with n - 1) of the values that there are."""
     known = [value for value in values if value is not None]
@@ -223,7 +210,7 @@ def measure(values: Iterable[float | None]) -> Measure | None:
 def _row(name: str, found: list[dict[str, Any]], down: int, up: int) -> Row:
     pm, gm, small = (measure(one[key] for one in found) for key in ("pm", "gm", "small_clients_pm"))
     seconds = statistics.fmean(one["seconds"] for one in found)
-    return Row(name, METHODS[name].title, len(found), pm, gm, small, seconds, down, up)
+    return Row(name, method(name).title, len(found), pm, gm, small, seconds, down, up)
 
 
 def _wire(plan: Sequence[Config]) -> tuple[int, dict[str, tuple[int, int]]]:
@@ -237,4 +224,4 @@ def _wire(plan: Sequence[Config]) -> tuple[int, dict[str, tuple[int, int]]]:
 
 
 def _folder(out: Path, config: Config) -> Path:
-    return out / "cells" / f"{config.method}-{config.seed}"
+    return out / "cells" / f"{config.method}-{config.seed}".replace(":", "-")

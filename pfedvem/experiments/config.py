@@ -76,7 +76,7 @@ class Config(BaseModel):
 
 def load(file: Path | None = None, flags: Tree | None = None, assignments: Iterable[str] = ()) -> Config:
     """The configuration of a TOML file, flags and ``key=value`` assignments; the later ones win."""
-    layers = [_read(file) if file is not None else {}, flags or {}]
+    layers = [read(file) if file is not None else {}, flags or {}]
     assigned = [_assignment(text) for text in assignments]
     named = [layer["method"] for layer in (*layers, dict(assigned)) if "method" in layer]
     chosen = method(str(named[-1] if named else Config.model_fields["method"].default))
@@ -139,7 +139,8 @@ def _wanted(problem: ErrorDetails, field: FieldInfo) -> str:
     return f"{KINDS.get(kind.partition('_')[0], problem['msg'])} {limits}".strip()
 
 
-def _read(file: Path) -> Tree:
+def read(file: Path) -> Tree:
+    """The tree of a TOML file."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

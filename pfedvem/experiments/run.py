@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import count
 from pathlib import Path
 
 from pfedvem.algorithms.local import Local
@@ -45,10 +47,7 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
     return result
 
 
-def next_folder(config: Config, parent: Path = Path("runs")) -> Path:
-    """A folder for a run that was given none: runs/DATASET-METHOD-1, or the next free number."""
-    stem = f"{config.data.dataset}-{config.method}".replace("/", "-").strip(".-")
-    number = 1
-    while (parent / f"{stem}-{number}").exists():
-        number += 1
-    return parent / f"{stem}-{number}"
+def next_folder(parent: Path, name: str) -> Path:
+    """A folder for a run that was given none: PARENT/NAME-1, or the next free number."""
+    stem = re.sub(r"[/:\\]", "-", name).strip(".-")
+    return next(folder for number in count(1) if not (folder := parent / f"{stem}-{number}").exists())

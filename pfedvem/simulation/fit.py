@@ -88,7 +88,7 @@ def fit(
         "participation": participation,
         "seed": seed,
         "eval_every": eval_every,
-        "algorithm": algorithm.model_dump(),
+        "algorithm": algorithm.model_dump(mode="json"),
     }
     folder = Path(out) if out is not None else None
     identity = _identity(saved, setup)
@@ -156,19 +156,22 @@ def _open(
     ended = bool(found.history) and found.history[-1]["round"] == rounds
     if found.round > rounds or (found.round == rounds and not ended):
         raise UserError(f"{folder} has {found.round} rounds already; ask for more than that, not for {rounds}.")
+    if found.round < rounds:  # where a summary is, everything is
+        (folder / "summary.json").unlink(missing_ok=True)
     progress.note(f"Going on after round {found.round}.")
     return found
 
 
 def _identity(settings: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
     """What a checkpoint must share with the run that goes on from it, as dotted keys."""
-
-    def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for key, value in values.items():
-            out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-        return out
-
     same = {key: value for key, value in flat(settings).items() if key not in FREE}
     shapes = {name: list(leaf.shape) for name, leaf in setup.model.initial.theta.items()}
     return {**same, "data": setup.federation.fingerprint(), "network shapes": shapes}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A tree of settings with dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return out
