@@ -87,12 +87,14 @@ def cells(
     if not names or seeds < 1:
         raise UserError("A comparison needs at least one method and one seed.")
     layers = [_assignments(read(file) if file is not None else {}), _assignments(flags or {}), list(assignments)]
-    for owner in map(_owner, layers[-1]):
+    for owner, setting, _ in map(_owned, layers[-1]):
+        if setting and owner not in ("data", "algorithm"):
+            method(owner)  # says so if there is none
         if owner == "method" or (owner in METHODS and owner not in names):
             raise UserError(f"A setting is for {owner}, but the methods that are compared are {', '.join(names)}.")
     columns = []
     for name in names:
-        ordered = [text for layer in layers for text in sorted(layer, key=lambda text: _owner(text) in METHODS)]
+        ordered = [text for layer in layers for text in sorted(layer, key=lambda text: _is_method(_owned(text)[0]))]
         mine = [own for text in ordered if (own := _mine(text, name, names))]
         mine += [f"method={name}", "alone=false"]
         first = load(assignments=mine).seed
@@ -110,20 +112,30 @@ def _assignments(values: Tree) -> list[str]:
 
 def _mine(text: str, name: str, names: Sequence[str]) -> str | None:
     """An assignment as one method is to have it; None where it is not for that method."""
-    key, equals, value = text.partition("=")
-    owner, dot, rest = key.strip().partition(".")
-    if dot and owner not in ("data", "algorithm"):
-        key = rest if rest == "rounds" else f"algorithm.{rest}"
-        return f"{key}{equals}{value}" if owner == name else None
-    if owner == "rounds" and method(name).default_rounds is not None:
+    owner, setting, value = _owned(text)
+    if _is_method(owner):
+        key = setting if setting == "rounds" else f"algorithm.{setting}"
+        return f"{key}={value}" if owner == name else None
+    if (owner, setting) == ("rounds", "") and method(name).default_rounds is not None:
         return None
-    having = [other for other in names if key.strip().removeprefix("algorithm.") in method(other).model_fields]
+    plain = setting if owner == "algorithm" else owner if not setting else None
+    having = [other for other in names if plain in method(other).model_fields]
     return text if not having or name in having else None
 
 
-def _owner(text: str) -> str:
-    """The section or method of an assignment; its key where it has neither."""
-    return text.partition("=")[0].partition(".")[0].strip()
+def _owned(text: str) -> tuple[str, str, str]:
+    """An assignment as the section or method that it is for, the setting there, and the value.
+
+    A bare key stands in the place of the section. The dots of ``package.module:Class.setting`` belong to the method
+    but for the last.
+    """
+    key, _, value = text.partition("=")
+    owner, dot, setting = key.strip().rpartition(".") if ":" in key else key.strip().partition(".")
+    return owner, setting if dot else "", value
+
+
+def _is_method(owner: str) -> bool:
+    return owner in METHODS or ":" in owner
 
 
 def compare(

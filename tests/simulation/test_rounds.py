@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from pfedvem import tree
-from pfedvem.algorithms import METHODS, AnyAlgorithm, FedAvg, Local, PFedVEM
+from pfedvem.algorithms import FedAvg, Local, PFedVEM
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
 from pfedvem.models import Model
@@ -34,65 +32,6 @@ def run(setup: Setup, rounds: int, eval_every: int = 0, participation: float = 0
 def same(a: object, b: object) -> bool:
     pairs = zip(tree.leaves(a), tree.leaves(b), strict=True)
     return all(torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)) for x, y in pairs)
-
-
-@pytest.fixture(params=list(METHODS))
-def algorithm(request: pytest.FixtureRequest) -> AnyAlgorithm:
-    return METHODS[request.param]()
-
-
-def test_evaluating_changes_nothing(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
-    setup = Setup(algorithm, model, federation, 0)
-    rarely, often = run(setup, 4), run(setup, 4, eval_every=1)
-    assert same(rarely.server, often.server)
-    assert same(rarely.clients, often.clients)
-    assert len(rarely.history) == 1
-    assert [line["round"] for line in often.history] == [1, 2, 3, 4]
-    assert {**rarely.history[-1], "seconds": 0} == {**often.history[-1], "seconds": 0}
-
-
-def test_the_order_of_clients_does_not_matter(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
-    class Backwards(Sequential):
-        def run(self, down, clients, jobs):  # type: ignore[no-untyped-def]
-            turned = [replace(job, clients=job.clients[::-1]) for job in jobs[::-1]]
-            return super().run(down, clients, turned)
-
-    setup = Setup(algorithm, model, federation, 0)
-    forwards = one_round(start(setup), 0.5, True, Sequential(setup), Progress())
-    backwards = one_round(start(setup), 0.5, True, Backwards(setup), Progress())
-    assert same(forwards.server, backwards.server)
-    assert same(forwards.clients, backwards.clients)
-    assert same(forwards.scores, backwards.scores)
-
-
-def test_a_client_that_did_not_upload_leaves_the_server_as_if_it_were_absent(
-    algorithm: AnyAlgorithm, model: Model
-) -> None:
-    """Ten clients of which some upload, and the same with other data at all those that do not."""
-    sizes = (5, 9, 4, 8, 6, 7, 3, 9, 5, 6)
-    original, other = blobs(sizes), blobs(sizes, seed=1)
-    uploading = uploaders(0, 0, 10, 0.3)
-    changed = original.train.x.clone()
-    for j in set(range(10)) - set(uploading):
-        changed[original.shards[j].train] = other.train.x[original.shards[j].train]
-    tampered = Federation(
-        "changed", type(original.train)(changed, original.train.y), original.test, original.shards, original.classes
-    )
-    servers = [
-        one_round(start(s), 0.3, False, Sequential(s), Progress()).server
-        for s in (Setup(algorithm, model, original, 0), Setup(algorithm, model, tampered, 0))
-    ]
-    assert same(servers[0], servers[1])
-
-
-def test_what_a_client_keeps_changes_only_by_its_own_training(model: Model, federation: Federation) -> None:
-    setup = Setup(PFedVEM(lr_head=0.01), model, federation, 0)
-    first = start(setup)
-    state = one_round(first, 0.3, False, Sequential(setup), Progress())
-    down = setup.algorithm.down(first.server)
-    for j in range(4):
-        alone = perform(setup, down, tree.take(first.clients, [j]), Job(0, (j,), upload=False, evaluate=False))
-        assert same(tree.take(state.clients, [j]), alone.client)
 
 
 def test_only_uploaders_work_for_a_method_without_client_state(model: Model, federation: Federation) -> None:

@@ -1,0 +1,34 @@
+"""The examples of the documentation work, and pass what every method must pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pfedvem.cli import main
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_ditto_passes_the_conformance_suite_as_the_documentation_runs_it() -> None:
+    command = [sys.executable, "-m", "pytest", "--pyargs", "pfedvem.conformance", "--method", "examples.ditto:Ditto"]
+    ran = subprocess.run([*command, "-q", "-p", "no:cacheprovider"], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+    assert "failed" not in ran.stdout
+
+
+def test_an_own_method_runs_and_compares_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = "--methods examples.ditto:Ditto,fedavg --clients 4 --rounds 2 --set examples.ditto:Ditto.lam=0.7".split()
+    monkeypatch.setattr(sys, "argv", ["pfedvem", "compare", *words, "--out", str(tmp_path / "c")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0, capsys.readouterr().err
+    assert "Ditto" in (tmp_path / "c" / "comparison.md").read_text()
+    (config,) = (tmp_path / "c" / "cells").glob("*Ditto-0/config.toml")
+    assert "lam = 0.7" in config.read_text()
