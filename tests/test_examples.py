@@ -24,7 +24,16 @@ def test_an_own_method_runs_and_compares_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    words = "--methods examples.ditto:Ditto,fedavg --clients 4 --rounds 2 --set examples.ditto:Ditto.lam=0.7".split()
+    words = [
+        "--methods",
+        "examples.ditto:Ditto,fedavg",
+        "--clients",
+        "4",
+        "--rounds",
+        "2",
+        "--set",
+        "examples.ditto:Ditto.lam=0.7",
+    ]
     monkeypatch.setattr(sys, "argv", ["pfedvem", "compare", *words, "--out", str(tmp_path / "c")])
     with pytest.raises(SystemExit) as ended:
         main()
