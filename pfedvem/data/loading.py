@@ -126,7 +126,7 @@ def _deal(
         if settings.partition == "iid":
             parts = partitions.iid(len(train), clients, rng, sizes)
         else:
-            parts = partitions.dirichlet(train.y, clients, settings.alpha, rng, sizes)
+            parts = partitions.dirichlet(train.y, clients, settings.dirichlet_alpha, rng, sizes)
         return [np.unique(train.y[part]).tolist() for part in parts], parts
     if settings.partition == "labels":
         owned = partitions.deal_labels(train.y, clients, settings.labels_per_client, rng)

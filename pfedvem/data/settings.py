@@ -46,7 +46,7 @@ class DataSettings(BaseModel):
         description="Random slices: cut all labels at the same points, so that local sizes spread widely, or each at "
         "its own.",
     )
-    alpha: float = Field(
+    dirichlet_alpha: float = Field(
         default=0.5, gt=0, description="Concentration of the Dirichlet partition; small is heterogeneous."
     )
     train_samples: int | None = Field(

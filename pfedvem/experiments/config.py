@@ -133,6 +133,9 @@ def _wanted(problem: ErrorDetails, field: FieldInfo) -> str:
     if kind == "literal_error":
         return str(problem["ctx"]["expected"])
     rules = [(words, getattr(rule, name, None)) for rule in field.metadata for name, words in LIMITS.items()]
+    if len(problem["loc"]) > 1:  # an item of a list has limits of its own
+        context = problem.get("ctx", {})
+        rules = [(words, f"{context[name]:g}") for name, words in LIMITS.items() if name in context]
     limits = " and ".join(f"{words} {limit}" for words, limit in rules if limit is not None)
     if kind.startswith(("greater_than", "less_than")):
         return limits

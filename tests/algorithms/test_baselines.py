@@ -92,6 +92,15 @@ def test_scaffold_with_one_full_batch_step_keeps_the_clients_gradient() -> None:
     assert kept["w"][:, 0, 1].tolist() == pytest.approx([2 * (1 - 3), 4 * (1 + 1)], abs=1e-5)
 
 
+def test_scaffolds_new_variate_is_the_mean_gradient_along_the_steps_that_were_run() -> None:
+    """Three samples in batches of one, twice: six steps v_k = b + (1 - eta a)^k (v - b), whatever c and c_j were."""
+    algorithm, model, data = Scaffold(lr=0.1, epochs=2, batch_size=1), Quadratic(1), clients([2], [3], [3])
+    down = algorithm.down(algorithm.server_init(model, 1, Rng(0, START, [SERVER])))
+    _, kept, _ = contribute(algorithm, model, down, data, {"w": torch.zeros(1, 1, 2)})
+    gradients = [2 * (0.8**k * (1 - 3)) for k in range(6)]
+    assert kept["w"][0, 0, 1].item() == pytest.approx(sum(gradients) / 6, abs=1e-5)
+
+
 @pytest.mark.parametrize("sizes", [[1, 1], [1, 4]])
 def test_scaffold_reaches_the_optimum_where_fedavg_stops_short(sizes: list[int]) -> None:
     data = clients([1, 4], [0, 1], sizes)  # with sizes (1, 4), the second client takes 20 steps instead of 5
@@ -126,8 +135,13 @@ def test_scaffolds_server_variate_stays_the_mean_of_all_clients_variates(model: 
 # FedPer and FedRep
 
 
-def base_and_head(model: Model) -> tuple[nn.Module, nn.Linear]:
-    *base, head = model.module(model.initial).train().children()
+def own_heads(model: Model) -> Tensor:
+    """Heads that four clients may have kept from an earlier round."""
+    return model.initial.w + 0.3 * torch.randn(4, *model.initial.w.shape, generator=torch.Generator().manual_seed(2))
+
+
+def base_and_head(model: Model, own: Tensor) -> tuple[nn.Module, nn.Linear]:
+    *base, head = model.module(Params(model.initial.theta, own)).train().children()
     assert isinstance(head, nn.Linear)
     return nn.Sequential(*base), head
 
@@ -149,11 +163,11 @@ def check_head_and_base(up: Any, kept: Tensor, j: int, base: nn.Module, head: nn
 
 def test_fedper_trains_base_and_head_jointly_and_sends_the_base_alone(model: Model, federation: Federation) -> None:
     algorithm, data = FedPer(lr=0.05, epochs=2, batch_size=5), federation.cohort([0, 1, 2, 3])
-    heads = algorithm.client_init(model, model.initial.theta, Rng(0, START, range(4)))
+    heads = own_heads(model)
     up, kept, carry = contribute(algorithm, model, model.initial.theta, data, heads)
     assert set(tree.named(up)) == {"n", *(f"theta.{key}" for key in model.initial.theta)}
     for j in range(4):
-        base, head = base_and_head(model)
+        base, head = base_and_head(model, heads[j])
         single = federation.cohort([j])
         batches = minibatches(single, Rng(0, 0, [j]).stream("batches"), batch_size=5, epochs=2)
         step([base, head], base, head, batches, 0.05)
@@ -188,10 +202,10 @@ def test_the_base_of_fedpers_first_round_is_that_of_fedavg(model: Model, federat
 
 def test_fedrep_trains_the_head_first_and_then_the_base(model: Model, federation: Federation) -> None:
     algorithm, data = FedRep(lr=0.05, head_epochs=3, epochs=2, batch_size=5), federation.cohort([0, 1, 2, 3])
-    heads = algorithm.client_init(model, model.initial.theta, Rng(0, START, range(4)))
+    heads = own_heads(model)
     up, kept, _ = contribute(algorithm, model, model.initial.theta, data, heads)
     for j in range(4):
-        base, head = base_and_head(model)
+        base, head = base_and_head(model, heads[j])
         single, rng = federation.cohort([j]), Rng(0, 0, [j])
         step([head], base, head, minibatches(single, rng.stream("head"), batch_size=5, epochs=3), 0.05)
         step([base], base, head, minibatches(single, rng.stream("batches"), batch_size=5, epochs=2), 0.05)

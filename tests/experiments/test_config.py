@@ -93,12 +93,33 @@ def test_the_method_decides_which_keys_exist_even_if_it_is_named_last() -> None:
 def test_a_bare_key_of_two_sections_must_be_dotted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sharp(FedAvg):
         name: ClassVar[str] = "sharp"
-        alpha: float = Field(default=1.0)
+        holdout: float = Field(default=1.0)
 
     monkeypatch.setitem(METHODS, "sharp", Sharp)
-    wrong = complaint(None, {"method": "sharp"}, "alpha=2")
-    assert wrong == "There is more than one alpha: write data.alpha or algorithm.alpha."
-    assert load(None, {"method": "sharp"}, ["algorithm.alpha=2"]).algorithm == Sharp(alpha=2)
+    wrong = complaint(None, {"method": "sharp"}, "holdout=2")
+    assert wrong == "There is more than one holdout: write data.holdout or algorithm.holdout."
+    assert load(None, {"method": "sharp"}, ["algorithm.holdout=2"]).algorithm == Sharp(holdout=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "assignment", "sentence"),
+    [
+        ("pfedme", "lam=-1", "algorithm.lam should be greater than 0, not -1."),
+        ("ifca", "clusters=0", "algorithm.clusters should be greater than or equal to 1, not 0."),
+        ("fedavg", "batch_size=0", "algorithm.batch_size should be greater than or equal to 1, not 0."),
+        ("local", "lr=-1", "each of algorithm.lr should be greater than 0, not -1."),
+        ("local", "batch_size=[10, 0]", "each of algorithm.batch_size should be greater than or equal to 1, not 0."),
+        ("scaffold", "weights=tau", "algorithm.weights should be 'size' or 'uniform', not 'tau'."),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_refused_with_the_range(method: str, assignment: str, sentence: str) -> None:
+    assert complaint(None, {"method": method}, assignment) == sentence
+
+
+def test_alpha_on_fedavg_is_refused_as_a_setting_of_another_method() -> None:
+    assert complaint(None, {"method": "fedavg"}, "alpha=0.1").startswith(
+        "'alpha' is a setting of perfedavg, not of fedavg"
+    )
 
 
 @pytest.mark.parametrize("method", list(METHODS))
