@@ -16,6 +16,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("algorithm", names, indirect=True)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--method``, the tests of our own methods' maths run for the methods that are named."""
+    names = config.getoption("--method")
+    if names:
+        kept = [i for i in items if i.path.name == "test_method.py" or any(name in i.nodeid.lower() for name in names)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
 @pytest.fixture
 def algorithm(request: pytest.FixtureRequest) -> AnyAlgorithm:
     return method(request.param)()

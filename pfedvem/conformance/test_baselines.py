@@ -16,6 +16,7 @@ from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.algorithms.ifca import Server as Heads
 from pfedvem.algorithms.pfedbayes import Belief, Up, divergence
 from pfedvem.bayes import inverse_softplus
+from pfedvem.conformance.quadratic import Quadratic, clients, value
 from pfedvem.data.federation import ClientData, Federation
 from pfedvem.models import Model, Params
 from pfedvem.rng import SERVER, START, Rng
@@ -23,7 +24,6 @@ from pfedvem.simulation.executors import Sequential
 from pfedvem.simulation.rounds import Progress, one_round, start
 from pfedvem.simulation.work import Setup
 from pfedvem.solvers import as_batch, gradient, minibatches
-from tests.algorithms.quadratic import Quadratic, clients, value
 
 NOBODY = torch.empty(1, 0)
 
@@ -212,11 +212,11 @@ def test_fedrep_trains_the_head_first_and_then_the_base(model: Model, federation
         check_head_and_base(up, kept, j, base, head)
 
 
-@pytest.mark.parametrize("algorithm", [FedPer(), FedRep()], ids=lambda a: a.title)
+@pytest.mark.parametrize("method", [FedPer(), FedRep()], ids=lambda a: a.title)
 def test_heads_of_clients_that_do_not_upload_train_too(
-    algorithm: AnyAlgorithm, model: Model, federation: Federation
+    method: AnyAlgorithm, model: Model, federation: Federation
 ) -> None:
-    setup = Setup(algorithm, model, federation, 0)
+    setup = Setup(method, model, federation, 0)
     state = one_round(start(setup), 0.3, False, Sequential(setup), Progress())
     assert all(not torch.equal(state.clients[j], model.initial.w) for j in range(4))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -15,8 +18,10 @@ from pfedvem.rng import START, Rng
 from pfedvem.solvers import minibatches
 
 
-def plain_training(model: Model, federation: Federation, j: int, lr: float, epochs: int) -> nn.Module:
-    network = model.module(model.initial).train()
+def plain_training(
+    model: Model, federation: Federation, j: int, lr: float, epochs: int, own: Params | None = None
+) -> nn.Module:
+    network = model.module(own or model.initial).train()
     optimiser = torch.optim.SGD(network.parameters(), lr=lr, momentum=0.9)
     data = federation.cohort([j])
     for batch in minibatches(data, Rng(0, 0, [j]).stream("batches"), batch_size=5, epochs=epochs):
@@ -56,15 +61,34 @@ def test_fedavg_trains_networks_with_batch_norm(federation: Federation) -> None:
     assert model.initial.theta["1.num_batches_tracked"].item() == 0
 
 
-def test_local_is_plain_training_of_each_client(model: Model, federation: Federation) -> None:
-    algorithm, clients = Local(lr=0.05, epochs=2, batch_size=5), [0, 1, 2, 3]
-    state = algorithm.client_init(model, None, Rng(0, START, clients))
-    after, _ = algorithm.adapt(model, None, state, federation.cohort(clients), Rng(0, 0, clients))
+def test_local_is_plain_training_of_each_client_from_where_it_was(model: Model, federation: Federation) -> None:
+    algorithm, clients = Local(lr=(0.05,), epochs=2, batch_size=(5,)), [0, 1, 2, 3]
+    first = algorithm.client_init(model, None, Rng(0, START, clients))
+    noise = torch.Generator().manual_seed(0)
+    moved = tree.map(lambda leaf: leaf + 0.1 * torch.randn(leaf.shape, generator=noise), first.params)
+    after, _ = algorithm.adapt(
+        model, None, replace(first, params=moved), federation.cohort(clients), Rng(0, 0, clients)
+    )
     for j in clients:
-        expected = plain_training(model, federation, j, 0.05, 2).state_dict()
-        own = tree.map(lambda leaf, j=j: leaf[j], after.params)
-        for key, value in model.module(own).state_dict().items():
+        own, trained = (tree.map(lambda leaf, j=j: leaf[j], params) for params in (moved, after.params))
+        expected = plain_training(model, federation, j, 0.05, 2, own).state_dict()
+        for key, value in model.module(trained).state_dict().items():
             torch.testing.assert_close(value, expected[key])
+
+
+def test_local_chooses_what_predicts_held_out_training_data_best(model: Model, federation: Federation) -> None:
+    """One candidate learns and one hardly moves; each client finds out by itself, without its test data."""
+    algorithm = Local(lr=(1e-7, 0.05), batch_size=(5,), epochs=15)
+    clients = [1, 3]
+    blind = replace(federation, test=type(federation.test)(federation.test.x * torch.nan, federation.test.y))
+    start = algorithm.client_init(model, None, Rng(0, START, clients))
+    after, _ = algorithm.adapt(model, None, start, blind.cohort(clients), Rng(0, 0, clients))
+    assert after.choice.tolist() == [1, 1]
+    assert algorithm.inspect(None, after)["lr"].tolist() == pytest.approx([0.05, 0.05])
+    chosen = Local(lr=(0.05,), batch_size=(5,), epochs=15)
+    direct, _ = chosen.adapt(model, None, start, blind.cohort(clients), Rng(0, 0, clients))
+    for a, b in zip(tree.leaves(after.params), tree.leaves(direct.params), strict=True):
+        torch.testing.assert_close(a, b)  # trained on all of its data in the end
 
 
 def test_local_sends_nothing(model: Model, federation: Federation) -> None:

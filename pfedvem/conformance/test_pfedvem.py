@@ -13,6 +13,7 @@ from torch.distributions import Normal, kl_divergence
 from pfedvem import bayes, tree
 from pfedvem.algorithms.pfedvem import Client, PFedVEM, Server, Up
 from pfedvem.bayes import Gaussian
+from pfedvem.conformance.conftest import drifting
 from pfedvem.data.federation import Federation
 from pfedvem.models import Model
 from pfedvem.rng import SERVER, START, Rng
@@ -152,7 +153,7 @@ def test_training_that_overflows_is_thrown_away_for_that_client_alone(model: Mod
     algorithm = PFedVEM(lr_head=0.01)
     server, client = begin(algorithm, model, [0, 1])
     data = federation.cohort([0, 1])
-    data.x[0, 0, 0] = float("inf")
+    data.x[0, 0, 0] = float("nan")
     after, _ = algorithm.adapt(model, server, client, data, Rng(0, 0, [0, 1]))
     assert torch.equal(after.q.mu[0], client.q.mu[0])
     assert torch.equal(after.q.pi[0], client.q.pi[0])
@@ -171,9 +172,7 @@ def test_values_that_are_passed_in_stay_as_they_are(model: Model, federation: Fe
 
 
 def test_more_data_makes_a_client_more_certain(model: Model) -> None:
-    from tests.conftest import blobs
-
-    federation = blobs((4, 400, 4))
+    federation = drifting([4, 400])
     algorithm = PFedVEM(lr_head=0.002, head_epochs=60)
     server, client = begin(algorithm, model, [0, 1])
     after, _ = train(algorithm, model, federation, server, client, [0, 1])
