@@ -12,14 +12,13 @@ from pydantic import Field
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.algorithms.base import Algorithm, Averaging, LocalTraining
-from pfedvem.algorithms.fedavg import Up
+from pfedvem.algorithms.base import Algorithm, Averaging, LocalTraining, NetworkUp
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
 
 
-class Ditto(LocalTraining, Averaging, Algorithm[Params, Params, Params, None, Up]):
+class Ditto(LocalTraining, Averaging, Algorithm[Params, Params, Params, None, NetworkUp]):
     """A global model, and a personal one for each client that stays near it."""
 
     name: ClassVar[str] = "ditto"
@@ -47,10 +46,10 @@ class Ditto(LocalTraining, Averaging, Algorithm[Params, Params, Params, None, Up
 
     def contribute(
         self, model: Model, down: Params, client: Params, carry: None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Params, None]:
-        return Up(self.train(model, tree.expand(down, len(rng)), data, rng), data.n), client, None
+    ) -> tuple[NetworkUp, Params, None]:
+        return NetworkUp(self.train(model, tree.expand(down, len(rng)), data, rng), data.n), client, None
 
-    def merge(self, server: Params, ups: Up) -> Params:
+    def merge(self, server: Params, ups: NetworkUp) -> Params:
         return tree.weighted_mean(ups.params, self.weigh(ups.n))
 
     def personal(self, model: Model, down: Params, client: Params, carry: None, data: ClientData, rng: Rng) -> Params:

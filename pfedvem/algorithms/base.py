@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -176,6 +177,36 @@ class Averaging(BaseModel):
     def weigh(self, n: Tensor) -> Tensor:
         """The weights of uploads with data sizes n (C,)."""
         return n if self.weights == "size" else torch.ones_like(n)
+
+
+@dataclass(frozen=True)
+class NetworkUp:
+    """An upload of a whole network, and the data size n_j (C,)."""
+
+    params: Params
+    n: Tensor
+
+
+class OneNetwork(Averaging, Algorithm[Params, Tensor, Params, Params, NetworkUp]):
+    """Methods whose server keeps one network, sends it and averages what comes back; clients keep nothing."""
+
+    keeps: ClassVar[str] = "nothing"
+    sends: ClassVar[str] = "the whole network"
+
+    def server_init(self, model: Model, clients: int, rng: Rng) -> Params:
+        return model.initial
+
+    def client_init(self, model: Model, server: Params, rng: Rng) -> Tensor:
+        return nothing(rng)
+
+    def down(self, server: Params) -> Params:
+        return server
+
+    def merge(self, server: Params, ups: NetworkUp) -> Params:
+        return tree.weighted_mean(ups.params, self.weigh(ups.n))
+
+    def general(self, server: Params) -> Params:
+        return server
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]

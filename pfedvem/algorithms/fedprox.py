@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.algorithms.fedavg import FedAvg, Up
+from pfedvem.algorithms.base import NetworkUp
+from pfedvem.algorithms.fedavg import FedAvg
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
@@ -29,10 +30,10 @@ class FedProx(FedAvg):
     mu: float = Field(default=0.1, ge=0, description="weight of the proximal term")
 
     def contribute(
-        self, model: Model, down: Params, client: Tensor, carry: None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Tensor, None]:
+        self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
+    ) -> tuple[NetworkUp, Tensor, None]:
         def proximal(params: Params) -> Tensor:
             return self.mu / 2 * tree.squared_distance(model.weights(params), model.weights(down))
 
         params = self.train(model, tree.expand(down, len(rng)), data, rng, penalty=proximal)
-        return Up(params, data.n), client, None
+        return NetworkUp(params, data.n), client, None

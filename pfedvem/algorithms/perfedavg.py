@@ -19,22 +19,20 @@ from pydantic import Field
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.algorithms.base import Algorithm, Averaging, network_loss, nothing, train_network
-from pfedvem.algorithms.fedavg import Up
+from pfedvem.algorithms.base import NetworkUp, OneNetwork, network_loss, train_network
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
 from pfedvem.solvers import gradient, random_batches
 
 
-class PerFedAvg(Averaging, Algorithm[Params, Tensor, Params, None, Up]):
+class PerFedAvg(OneNetwork):
     """A meta-model from which one epoch of training reaches a good personal model."""
 
     name: ClassVar[str] = "perfedavg"
     title: ClassVar[str] = "PerFedAvg"
     reference: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     keeps: ClassVar[str] = "nothing; it adapts the meta-model before use"
-    sends: ClassVar[str] = "the whole network"
     global_model: ClassVar[bool] = False
     personal_after_merge: ClassVar[bool] = True
 
@@ -50,17 +48,11 @@ class PerFedAvg(Averaging, Algorithm[Params, Tensor, Params, None, Up]):
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Params:
         model.refuse_buffers(self.title)
-        return model.initial
-
-    def client_init(self, model: Model, server: Params, rng: Rng) -> Tensor:
-        return nothing(rng)
-
-    def down(self, server: Params) -> Params:
-        return server
+        return super().server_init(model, clients, rng)
 
     def contribute(
-        self, model: Model, down: Params, client: Tensor, carry: None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Tensor, None]:
+        self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
+    ) -> tuple[NetworkUp, Tensor, None]:
         loss = network_loss(model)
         draws = [
             random_batches(data, rng.stream(name), batch_size=self.batch_size, steps=self.steps)
@@ -76,11 +68,10 @@ class PerFedAvg(Averaging, Algorithm[Params, Tensor, Params, None, Up]):
                 behind = gradient(loss, tree.add(v, u, -self.delta), d2)
                 step = tree.add(u, tree.add(ahead, behind, -1.0), -self.alpha / (2 * self.delta))
             v = tree.add(v, step, -self.beta)
-        return Up(v, data.n), client, None
+        return NetworkUp(v, data.n), client, None
 
-    def merge(self, server: Params, ups: Up) -> Params:
-        return tree.weighted_mean(ups.params, self.weigh(ups.n))
-
-    def personal(self, model: Model, down: Params, client: Tensor, carry: None, data: ClientData, rng: Rng) -> Params:
+    def personal(
+        self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
+    ) -> Params:
         start = tree.expand(down, len(rng))
         return train_network(model, start, data, rng, lr=self.alpha, epochs=1, batch_size=self.batch_size)

@@ -16,15 +16,14 @@ from pydantic import Field
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.algorithms.base import Algorithm, Averaging, network_loss, nothing
-from pfedvem.algorithms.fedavg import Up
+from pfedvem.algorithms.base import NetworkUp, OneNetwork, network_loss
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
 from pfedvem.solvers import Descent, Momentum, random_batches
 
 
-class PFedMe(Averaging, Algorithm[Params, Tensor, Params, Params, Up]):
+class PFedMe(OneNetwork):
     """Personal models near a global one, by a proximal term."""
 
     name: ClassVar[str] = "pfedme"
@@ -46,17 +45,11 @@ class PFedMe(Averaging, Algorithm[Params, Tensor, Params, Params, Up]):
 
     def server_init(self, model: Model, clients: int, rng: Rng) -> Params:
         model.refuse_buffers(self.title)
-        return model.initial
-
-    def client_init(self, model: Model, server: Params, rng: Rng) -> Tensor:
-        return nothing(rng)
-
-    def down(self, server: Params) -> Params:
-        return server
+        return super().server_init(model, clients, rng)
 
     def contribute(
         self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Tensor, Params]:
+    ) -> tuple[NetworkUp, Tensor, Params]:
         w = theta = tree.expand(down, len(rng))
 
         def proximal(params: Params) -> Tensor:
@@ -68,10 +61,10 @@ class PFedMe(Averaging, Algorithm[Params, Tensor, Params, Params, Up]):
                 descent.step(loss, batch)
             theta = descent.value
             w = tree.add(w, tree.add(w, theta, -1.0), -self.lr * self.lam)
-        return Up(w, data.n), client, theta
+        return NetworkUp(w, data.n), client, theta
 
-    def merge(self, server: Params, ups: Up) -> Params:
-        mean = tree.weighted_mean(ups.params, self.weigh(ups.n))
+    def merge(self, server: Params, ups: NetworkUp) -> Params:
+        mean = super().merge(server, ups)
         return tree.add(server, tree.add(mean, server, -1.0), self.beta)
 
     def personal(
@@ -79,6 +72,3 @@ class PFedMe(Averaging, Algorithm[Params, Tensor, Params, Params, Up]):
     ) -> Params:
         assert carry is not None
         return carry
-
-    def general(self, server: Params) -> Params:
-        return server

@@ -11,7 +11,7 @@ from torch import nn
 
 from pfedvem import tree
 from pfedvem.algorithms import FedAvg, Local
-from pfedvem.algorithms.fedavg import Up
+from pfedvem.algorithms.base import NetworkUp
 from pfedvem.data.federation import Federation
 from pfedvem.models import Model, Params
 from pfedvem.rng import START, Rng
@@ -45,7 +45,7 @@ def test_a_round_of_fedavg_is_plain_training_averaged_by_size(model: Model, fede
 
 def test_fedavg_averages_the_running_statistics_of_all_clients_by_size() -> None:
     theta = {"running_mean": torch.tensor([[0.0], [4.0]]), "num_batches_tracked": torch.tensor([2, 6])}
-    up = Up(Params(theta, torch.zeros(2, 1, 1)), torch.tensor([1.0, 3.0]))
+    up = NetworkUp(Params(theta, torch.zeros(2, 1, 1)), torch.tensor([1.0, 3.0]))
     merged = FedAvg().merge(Params({}, torch.zeros(1, 1)), up)
     assert merged.theta["running_mean"].item() == 3.0
     assert merged.theta["num_batches_tracked"].item() == 5

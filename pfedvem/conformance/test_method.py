@@ -191,7 +191,7 @@ def test_the_personalised_model_is_not_the_broadcast(
     _, _, personal = local(setup, state, [0, 1, 3])
     assert not any(torch.equal(personal.w[0], personal.w[row]) for row in (1, 2))
     general = algorithm.general(state.server)
-    if general is not None:
+    if algorithm.global_model and general is not None:
         up, _, _ = local(setup, state, [0, 1, 3])
         merged = algorithm.general(algorithm.merge(state.server, up))
         assert merged is not None

@@ -133,7 +133,7 @@ def plan(setup: Setup, round: int, uploading: list[int], evaluate: bool) -> list
 
 def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None]:
     """Tests the global model and averages the clients' scores; accuracies in percent."""
-    general = setup.algorithm.general(server)
+    general = setup.algorithm.general(server) if setup.algorithm.global_model else None
     gm, gm_loss = score_general(setup, general) if general is not None else (math.nan, math.nan)
     values = {"pm": 100 * mean(scores.accuracy), "gm": 100 * gm, "pm_loss": mean(scores.nll), "gm_loss": gm_loss}
     return {name: number(value) for name, value in values.items()}
