@@ -100,10 +100,12 @@ def fit(
     def after_round(latest: State) -> None:
         nonlocal state
         state = latest
-        if folder is not None and (latest.round % checkpoint_every == 0 or latest.round == rounds):
+        if folder is None:
+            return
+        if latest.round % checkpoint_every == 0 or latest.round == rounds:
             checkpoints.save(folder / "checkpoint", latest, identity)
-            if latest.history and latest.history[-1]["round"] == latest.round:
-                write_metrics(folder, latest)
+        if latest.history and latest.history[-1]["round"] == latest.round:
+            write_metrics(folder, latest)
 
     try:
         progress.stage(algorithm.title, state.round, rounds)

@@ -91,6 +91,19 @@ def test_checkpoints_come_every_so_many_rounds_and_after_the_last(
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["round-00003", "round-00005"]
 
 
+def test_metrics_are_written_as_rounds_are_evaluated_whether_or_not_there_is_a_checkpoint(
+    model: Model, federation: Federation, tmp_path: Path
+) -> None:
+    seen = []
+
+    class Look(Progress):
+        def round(self, state: State) -> None:
+            seen.append(len((tmp_path / "metrics.jsonl").read_text().splitlines()))
+
+    train(model, federation, tmp_path, checkpoint_every=5, progress=Look())
+    assert seen == [0, 1, 1, 2, 2, 3]
+
+
 @pytest.mark.parametrize("stop", [0, 1, 3, 5])
 @pytest.mark.parametrize("every", [1, 4])
 def test_interrupted_and_resumed_is_bit_for_bit_the_straight_run(
