@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pfedvem import tree
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.data.federation import Federation
 from pfedvem.models import Model, Params
@@ -74,18 +75,14 @@ def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
 
 def score_clients(setup: Setup, personal: Params, clients: tuple[int, ...]) -> Scores:
     """Tests each personalised model on the test data of all that its client owns."""
-    rows = []
-    for row, j in enumerate(clients):
-        own = Params({key: value[row : row + 1] for key, value in personal.theta.items()}, personal.w[row : row + 1])
-        rows.append(score(setup, own, setup.federation.test_indices(j)))
+    rows = [score(setup, tree.take(personal, [row]), setup.federation.test_indices(j)) for row, j in enumerate(clients)]
     accuracy, nll = zip(*rows, strict=True)
     return Scores(torch.tensor(accuracy), torch.tensor(nll))
 
 
 def score_general(setup: Setup, general: Params) -> tuple[float, float]:
     """Tests the global model on the complete test set."""
-    one = Params({key: value.unsqueeze(0) for key, value in general.theta.items()}, general.w.unsqueeze(0))
-    return score(setup, one, setup.federation.general_indices())
+    return score(setup, tree.expand(general, 1), setup.federation.general_indices())
 
 
 @torch.no_grad()
