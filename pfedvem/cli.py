@@ -47,8 +47,11 @@ ClientColumn = Annotated[str | None, Option(help="The column of the client ids, 
 Partition = Annotated[str | None, Option(help="Who owns what: labels, subclasses, domains, dirichlet, iid or natural.")]
 Rounds = Annotated[int | None, Option(help="Communication rounds.")]
 Participation = Annotated[float | None, Option(help="Probability that a client uploads in a round.")]
-Executor = Annotated[str | None, Option(help="Where clients are trained: auto, sequential or processes.")]
+Train = Annotated[str | None, Option(help="Who trains in a round: all, as in the paper, or only uploaders.")]
+Executor = Annotated[str | None, Option(help="Where clients train: auto, sequential, vectorised or processes.")]
 Workers = Annotated[int | None, Option(help="Processes that train clients; by default one for each processor.")]
+Cohort = Annotated[int | None, Option(help="Clients trained together, at most; by default as many as pays.")]
+Device = Annotated[str | None, Option(help="Where tensors are computed: cpu, cuda or mps.")]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on standard output, and nothing else there.")]
 
 
@@ -93,8 +96,11 @@ def run(
     subclass_column: SubclassColumn = None,
     client_column: ClientColumn = None,
     alone: Annotated[bool | None, Option(help="Also train every client alone, to compare.")] = None,
+    train: Train = None,
     executor: Executor = None,
     workers: Workers = None,
+    cohort: Cohort = None,
+    device: Device = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, Option(help="Folder of the run's files; by default a new one in runs/.")] = None,
@@ -123,8 +129,11 @@ def run(
         eval_every=eval_every,
         checkpoint_every=checkpoint_every,
         alone=alone,
+        train=train,
         executor=executor,
         workers=workers,
+        cohort=cohort,
+        device=device,
     )
     flags |= data_flags(
         dataset, data_root, clients, partition, image_column, label_column, subclass_column, client_column
@@ -162,8 +171,11 @@ def compare(
     label_column: LabelColumn = None,
     subclass_column: SubclassColumn = None,
     client_column: ClientColumn = None,
+    train: Train = None,
     executor: Executor = None,
     workers: Workers = None,
+    cohort: Cohort = None,
+    device: Device = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, Option(help="Folder of the runs and tables; by default a new one in compare/.")] = None,
@@ -180,7 +192,8 @@ def compare(
     from pfedvem.report.compare import LiveComparison, comparison_table
     from pfedvem.simulation.fit import Interrupted
 
-    flags = given(rounds=rounds, participation=participation, seed=seed, executor=executor, workers=workers)
+    flags = given(rounds=rounds, participation=participation, seed=seed, train=train)
+    flags |= given(executor=executor, workers=workers, cohort=cohort, device=device)
     flags |= data_flags(
         dataset, data_root, clients, partition, image_column, label_column, subclass_column, client_column
     )

@@ -28,19 +28,20 @@ def generator(seed: int, purpose: str, *, round: int = START, client: int = SERV
 class Stream:
     """One purpose's random numbers for a cohort: each client draws from a stream of its own."""
 
-    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
-        self._generators = generators
+    def __init__(self, generators: Sequence[np.random.Generator], device: str = "cpu") -> None:
+        self._generators, self._device = generators, device
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal draws (C, *shape), float32."""
         out = np.empty((len(self._generators), *shape), dtype=np.float32)
         for row, source in zip(out, self._generators, strict=True):
             source.standard_normal(dtype=np.float32, out=row)
-        return torch.from_numpy(out)
+        return torch.from_numpy(out).to(self._device)
 
     def uniform(self, *shape: int) -> Tensor:
         """Draws from [0, 1), (C, *shape), float32."""
-        return torch.stack([torch.from_numpy(g.random(shape, dtype=np.float32)) for g in self._generators])
+        draws = np.stack([source.random(shape, dtype=np.float32) for source in self._generators])
+        return torch.from_numpy(draws).to(self._device)
 
     def permutations(self, sizes: Sequence[int]) -> list[NDArray[np.int64]]:
         """For each client a random order of its samples."""
@@ -48,17 +49,18 @@ class Stream:
 
 
 class Rng:
-    """The randomness of a cohort of clients in one round."""
+    """The randomness of a cohort of clients in one round. Numbers are drawn on the CPU, so no device changes them."""
 
-    def __init__(self, seed: int, round: int, clients: Sequence[int]) -> None:
-        self._seed, self._round, self._clients = seed, round, tuple(clients)
+    def __init__(self, seed: int, round: int, clients: Sequence[int], device: str = "cpu") -> None:
+        self._seed, self._round, self._clients, self._device = seed, round, tuple(clients), device
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def stream(self, purpose: str) -> Stream:
         """Starts the stream of a purpose; asking twice for the same purpose gives the same numbers."""
-        return Stream([generator(self._seed, purpose, round=self._round, client=j) for j in self._clients])
+        streams = [generator(self._seed, purpose, round=self._round, client=j) for j in self._clients]
+        return Stream(streams, self._device)
 
 
 def uploaders(seed: int, round: int, clients: int, participation: float) -> list[int]:

@@ -13,7 +13,6 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedvem import tree
@@ -39,12 +38,18 @@ class Batch:
 
 def minibatches(data: ClientData, order: Stream, *, batch_size: int, epochs: int) -> Iterator[Batch]:
     """Shuffled mini-batches, all of a client's samples in every epoch; the last batch of an epoch may be short."""
-    plans: list[list[NDArray[np.int64]]] = [[] for _ in data.sizes]
-    for _ in range(epochs):
-        for plan, permutation in zip(plans, order.permutations(data.sizes), strict=True):
-            plan += np.split(permutation, range(batch_size, len(permutation), batch_size))
-    for step in range(max(len(plan) for plan in plans)):
-        yield as_batch(data.select([plan[step] if step < len(plan) else plan[0][:0] for plan in plans]))
+    steps = [-(-n // batch_size) for n in data.sizes]
+    width = min(batch_size, max(data.sizes))
+    index = np.zeros((epochs * max(steps), len(steps), width), dtype=np.int64)
+    counts = np.zeros(index.shape[:2], dtype=np.int64)
+    for epoch in range(epochs):
+        for c, permutation in enumerate(order.permutations(data.sizes)):
+            for step in range(steps[c]):
+                chosen = permutation[step * batch_size : (step + 1) * batch_size]
+                at = epoch * steps[c] + step
+                index[at, c, : len(chosen)], counts[at, c] = chosen, len(chosen)
+    for rows, sizes in zip(index, counts, strict=True):
+        yield as_batch(data.pick(rows[:, : sizes.max()], sizes))
 
 
 def random_batches(data: ClientData, choice: Stream, *, batch_size: int, steps: int) -> Iterator[Batch]:
@@ -82,9 +87,9 @@ def gradient(loss: Callable[[V, Batch], Tensor], at: V, batch: Batch) -> V:
 
 
 class Rule(Protocol):
-    """How a gradient becomes a step: gives what is subtracted from the variables, and may remember."""
+    """How a gradient becomes a step of the variables, in place. Clients that are ``idle`` (C,) stay where they are."""
 
-    def __call__(self, gradient: list[Tensor]) -> list[Tensor]: ...
+    def __call__(self, variables: list[Tensor], gradient: list[Tensor], idle: Tensor | None) -> None: ...
 
 
 class Momentum:
@@ -94,13 +99,24 @@ class Momentum:
         self._lr, self._momentum = lr, momentum
         self._velocity: list[Tensor] = []
 
-    def __call__(self, gradient: list[Tensor]) -> list[Tensor]:
-        if self._momentum and self._velocity:
-            torch._foreach_mul_(self._velocity, self._momentum)
-            torch._foreach_add_(self._velocity, gradient)
-        else:
-            self._velocity = gradient
-        return list(torch._foreach_mul(self._velocity, self._lr))
+    def __call__(self, variables: list[Tensor], gradient: list[Tensor], idle: Tensor | None) -> None:
+        first = not self._velocity
+        if first and self._momentum:
+            self._velocity = [torch.empty_like(g) for g in gradient]
+        if idle is not None:
+            _stop(idle, gradient if first else gradient + self._velocity)
+        torch._fused_sgd_(
+            variables,
+            gradient,
+            self._velocity,
+            weight_decay=0.0,
+            momentum=self._momentum,
+            lr=self._lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=first,
+        )
 
 
 class Adam:
@@ -111,20 +127,26 @@ class Adam:
         self._first: list[Tensor] = []
         self._second: list[Tensor] = []
 
-    def __call__(self, gradient: list[Tensor]) -> list[Tensor]:
+    def __call__(self, variables: list[Tensor], gradient: list[Tensor], idle: Tensor | None) -> None:
         beta1, beta2, epsilon = 0.9, 0.999, 1e-8
         self._first = self._first or [torch.zeros_like(g) for g in gradient]
         self._second = self._second or [torch.zeros_like(g) for g in gradient]
         self._steps += 1
+        if idle is not None:
+            _stop(idle, gradient + self._first)
         torch._foreach_lerp_(self._first, gradient, 1 - beta1)
         torch._foreach_mul_(self._second, beta2)
         torch._foreach_addcmul_(self._second, gradient, gradient, 1 - beta2)
         scale = list(torch._foreach_div(self._second, 1 - beta2**self._steps))
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, epsilon)
-        steps = list(torch._foreach_div(self._first, scale))
-        torch._foreach_mul_(steps, self._lr / (1 - beta1**self._steps))
-        return steps
+        torch._foreach_addcdiv_(variables, self._first, scale, -self._lr / (1 - beta1**self._steps))
+
+
+def _stop(idle: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Takes all movement from the rows of idle clients."""
+    for tensor in tensors:
+        tensor[idle] = 0
 
 
 class Descent(Generic[V]):
@@ -135,7 +157,7 @@ class Descent(Generic[V]):
     """
 
     def __init__(self, start: V, rule: Rule) -> None:
-        leaves = [leaf.detach().clone() for leaf in tree.leaves(start)]
+        leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in tree.leaves(start)]
         self._trained = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
         self._variables = tree.rebuild(start, leaves)
         self._rule = rule
@@ -144,15 +166,14 @@ class Descent(Generic[V]):
         """One step on the loss of each client (C,); clients that are not active in the batch stay where they are."""
         found = torch.autograd.grad(loss(self._variables, batch).sum(), self._trained, allow_unused=True)
         pairs = [(leaf.detach(), grad) for leaf, grad in zip(self._trained, found, strict=True) if grad is not None]
-        steps = self._rule([grad for _, grad in pairs])
-        if batch.active is not None:
-            steps = [step * batch.active.view(-1, *[1] * (step.ndim - 1)) for step in steps]
-        torch._foreach_sub_([leaf for leaf, _ in pairs], steps)
+        # Fused updates walk through memory in order, whatever a tensor's strides.
+        gradient = [grad.contiguous() for _, grad in pairs]
+        self._rule([leaf for leaf, _ in pairs], gradient, None if batch.active is None else ~batch.active)
 
     @property
     def value(self) -> V:
-        """Where the variables are now, as values of their own."""
-        return tree.map(lambda leaf: leaf.detach().clone(), self._variables)
+        """Where the variables are now; further steps change them."""
+        return tree.map(lambda leaf: leaf.detach(), self._variables)
 
 
 def sgd(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+MEAN_CLIENTS = 64  # so many clients' values are in memory in double precision at a time
+
 
 def _children(tree: Any) -> list[tuple[str, Any]] | None:
     """The named parts of a node; None for a leaf."""
@@ -78,14 +80,29 @@ def cat(trees: Sequence[T]) -> T:
 
 def take(tree: T, clients: Sequence[int]) -> T:
     """The rows of these clients, copied."""
-    index = torch.tensor(clients, dtype=torch.long)
-    return map(lambda leaf: leaf[index], tree)
+
+    def rows(leaf: Tensor) -> Tensor:
+        return leaf[torch.tensor(clients, dtype=torch.long, device=leaf.device)]
+
+    return map(rows, tree)
 
 
 def put(tree: T, clients: Sequence[int], rows: T) -> T:
     """A copy of ``tree`` in which these clients' rows are replaced."""
     index = torch.tensor(clients, dtype=torch.long)
     return map(lambda leaf, new: leaf.index_copy(0, index, new), tree, rows)
+
+
+def write(tree: T, clients: Sequence[int], rows: T) -> None:
+    """Replaces these clients' rows in place."""
+    index = torch.tensor(clients, dtype=torch.long)
+    for leaf, new in zip(leaves(tree), leaves(rows), strict=True):
+        leaf.index_copy_(0, index, new)
+
+
+def size(tree: Any) -> int:
+    """The bytes of all leaves."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def where(condition: Tensor, a: T, b: T) -> T:
@@ -96,6 +113,11 @@ def where(condition: Tensor, a: T, b: T) -> T:
 def expand(tree: T, clients: int) -> T:
     """The same value for each of so many clients: every leaf gets a leading client dimension (a view, not a copy)."""
     return map(lambda leaf: leaf.expand(clients, *leaf.shape), tree)
+
+
+def to(tree: T, device: str) -> T:
+    """The same values on a device; those that are there already are not copied."""
+    return map(lambda leaf: leaf.to(device), tree)
 
 
 def add(a: T, b: T, scale: float = 1.0) -> T:
@@ -111,11 +133,12 @@ def squared_distance(a: T, b: T) -> Tensor:
 
 def weighted_mean(tree: T, weights: Tensor) -> T:
     """The mean over the client dimension by ``weights`` (C,); whole-number leaves (counters) are rounded."""
-    share = (weights / weights.sum()).to(torch.float64)
+    shares = (weights / weights.sum()).to(torch.float64).split(MEAN_CLIENTS)
 
     def mean(leaf: Tensor) -> Tensor:
         # Summed in double precision, so that the order of the clients shows in no digit that is kept.
-        value: Tensor = torch.tensordot(share, leaf.to(torch.float64), dims=1)
+        parts = zip(shares, leaf.split(MEAN_CLIENTS), strict=True)
+        value: Tensor = sum(torch.tensordot(share, part.to(torch.float64), dims=1) for share, part in parts)
         return (value if leaf.is_floating_point() else value.round()).to(leaf.dtype)
 
     return map(mean, tree)

@@ -90,7 +90,7 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
     def _choose(self, model: Model, start: Params, data: ClientData, rng: Rng) -> Tensor:
         """The candidate (C,) with the best accuracy on held-out training data, the lowest loss where they tie."""
         if len(self.candidates) == 1:
-            return torch.zeros(len(rng), dtype=torch.long)
+            return torch.zeros(len(rng), dtype=torch.long, device=data.x.device)
         orders = rng.stream("validation").permutations(data.sizes)
         held = [max(1, round(self.validation * n)) if n > 1 else 0 for n in data.sizes]
         train = data.select([order[n:] for order, n in zip(orders, held, strict=True)])
@@ -106,7 +106,7 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
             loss = model.nll(logits, rest).nan_to_num(torch.inf)
             for row, hits, value in zip(scores, right.sum(1).tolist(), loss.tolist(), strict=True):
                 row.append((hits, -value))
-        return torch.tensor([row.index(max(row)) for row in scores])
+        return torch.tensor([row.index(max(row)) for row in scores], device=data.x.device)
 
     def contribute(
         self, model: Model, down: None, client: Client, carry: None, data: ClientData, rng: Rng

@@ -107,7 +107,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
 
         def negative_elbo(q: Gaussian, batch: Batch) -> Tensor:
             heads = q.sample(noise.normal(self.samples, *down.w.shape))
-            logits = apply_head(heads, batch.x.unsqueeze(1))
+            logits = apply_head(heads, batch.x)
             return model.nll(logits, batch).mean(1) + bayes.kl(q, down.w, tau)
 
         steps = [as_batch(replace(data, x=features))] * self.head_epochs
@@ -122,7 +122,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
 
         def expected_nll(theta: Theta, batch: Batch) -> Tensor:
             heads = client.q.sample(noise.normal(self.samples, *down.w.shape))
-            logits = apply_head(heads, model.features(theta, batch.x, train=True).unsqueeze(1))
+            logits = apply_head(heads, model.features(theta, batch.x, train=True))
             return model.nll(logits, batch).mean(1) / count(batch)
 
         steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.base_epochs)

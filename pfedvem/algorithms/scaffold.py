@@ -94,7 +94,7 @@ class Scaffold(Averaging, Algorithm[Server, Variate, Down, None, Up]):
         y = train_network(
             model, start, data, rng, lr=self.lr, epochs=self.epochs, batch_size=self.batch_size, penalty=drift
         )
-        steps = torch.tensor([self.epochs * -(-n // self.batch_size) for n in data.sizes], dtype=torch.float32)
+        steps = self.epochs * (data.n / self.batch_size).ceil()
 
         def change(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
             return (x - y) / (self.lr * steps).view(-1, *[1] * x.ndim) - c

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from pfedvem.errors import UserError
 
 Indices = NDArray[np.int64]
+PREPARED_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,18 @@ class ClientData:
 
     def select(self, samples: Sequence[Indices]) -> ClientData:
         """Only these samples of each client, padded to the most."""
-        sizes = tuple(len(chosen) for chosen in samples)
-        index = np.zeros((len(sizes), max(sizes)), dtype=np.int64)
+        sizes = np.array([len(chosen) for chosen in samples])
+        index = np.zeros((len(samples), sizes.max()), dtype=np.int64)
         for row, chosen in zip(index, samples, strict=True):
             row[: len(chosen)] = chosen
-        rows, columns = torch.arange(len(sizes)).unsqueeze(1), torch.from_numpy(index)
-        return ClientData(self.x[rows, columns], self.y[rows, columns], sizes)
+        return self.pick(index, sizes)
+
+    def pick(self, index: Indices, sizes: Indices) -> ClientData:
+        """The samples ``index`` (C, B) of each client, of which the first ``sizes`` (C,) are wanted."""
+        width = self.y.shape[1]
+        flat = torch.from_numpy((index + width * np.arange(len(index))[:, None]).ravel()).to(self.x.device)
+        x, y = take_rows(self.x.flatten(0, 1), flat), self.y.flatten(0, 1)[flat]
+        return ClientData(x.unflatten(0, index.shape), y.view(index.shape), tuple(sizes.tolist()))
 
     @property
     def mask(self) -> Tensor | None:
@@ -77,6 +85,16 @@ class ClientData:
         if all(n == width for n in self.sizes):
             return None
         return torch.arange(width, device=self.x.device) < torch.tensor(self.sizes, device=self.x.device).unsqueeze(1)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images (B, channels, height, width) as convolutions like them best in memory; anything else as it is."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Samples by their index; images that lie channels-last in memory stay so."""
+    return x.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2) if x.ndim == 4 else x[index]
 
 
 @dataclass(frozen=True)
@@ -121,15 +139,36 @@ class Federation:
         mean, std = torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
         return x.float().sub_(mean.to(x.device) * 255).div_(std.to(x.device) * 255)
 
-    def cohort(self, clients: Sequence[int]) -> ClientData:
+    def cohort(self, clients: Sequence[int], device: str = "cpu") -> ClientData:
         """The training data of these clients, normalised and padded to the largest of them."""
         sizes = tuple(self.shards[j].n for j in clients)
         index = np.zeros((len(clients), max(sizes)), dtype=np.int64)
         for row, j in enumerate(clients):
             index[row, : sizes[row]] = self.shards[j].train
         flat = torch.from_numpy(index.ravel())
-        x = self.inputs(self.train.x[flat]).view(*index.shape, *self.shape)
-        return ClientData(x, self.train.y[flat].view(*index.shape), sizes)
+        x = self._samples(self.train, self.prepared[0], flat, device).unflatten(0, index.shape)
+        return ClientData(x, self.train.y[flat].view(*index.shape).to(device), sizes)
+
+    def test_samples(self, index: Tensor, device: str = "cpu") -> tuple[Tensor, Tensor]:
+        """These test samples, normalised, and their labels."""
+        return self._samples(self.test, self.prepared[1], index, device), self.test.y[index].to(device)
+
+    @cached_property
+    def prepared(self) -> tuple[Tensor | None, Tensor | None]:
+        """The inputs of both splits, normalised once for all rounds; None for a split that would take too much memory.
+
+        Processes that are forked afterwards share it.
+        """
+
+        def prepare(split: Split) -> Tensor | None:
+            return channels_last(self.inputs(split.x)) if 4 * split.x.numel() <= PREPARED_BYTES else None
+
+        return prepare(self.train), prepare(self.test)
+
+    def _samples(self, split: Split, prepared: Tensor | None, index: Tensor, device: str) -> Tensor:
+        if prepared is None:
+            return channels_last(self.inputs(split.x[index].to(device)))
+        return take_rows(prepared, index).to(device)
 
     def test_indices(self, client: int) -> Tensor:
         """The test samples of all that this client owns, as indices into ``test``."""

@@ -50,12 +50,19 @@ class Config(BaseModel):
     checkpoint_every: int = Field(default=1, ge=1, description="rounds between checkpoints")
     alone: bool = Field(default=True, description="also train every client alone, to show what the federation is worth")
     alone_lr: float = Field(default=1e-3, gt=0, description="learning rate of the clients alone")
-    executor: Literal["auto", "sequential", "processes"] = Field(
+    train: Literal["all", "uploaders"] = Field(
+        default="all", description="who trains in a round: all clients, as in the paper, or only those that upload"
+    )
+    executor: Literal["auto", "sequential", "vectorised", "processes"] = Field(
         default="auto", description="where clients are trained"
     )
     workers: int | None = Field(
         default=None, ge=1, description="processes that train clients; by default one a processor"
     )
+    cohort: int | None = Field(
+        default=None, ge=1, description="clients that are trained together, at most; by default as many as pays"
+    )
+    device: Literal["cpu", "cuda", "mps"] = Field(default="cpu", description="where tensors are computed")
     data: DataSettings
     algorithm: SerializeAsAny[SkipValidation[AnyAlgorithm]]
 
@@ -63,6 +70,8 @@ class Config(BaseModel):
     def _check(self) -> Self:
         if self.executor == "sequential" and (self.workers or 1) > 1:
             raise ValueError(f"The sequential executor has one worker, not {self.workers}")
+        if self.executor == "sequential" and (self.cohort or 1) > 1:
+            raise ValueError("The sequential executor trains one client at a time; take vectorised for cohorts")
         if self.network not in NETWORKS:
             raise ValueError(f"There is no network {self.network!r}; there are {', '.join(NETWORKS)}")
         if type(self.algorithm) is not method(self.method):

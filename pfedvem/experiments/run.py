@@ -39,6 +39,9 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         checkpoint_every=config.checkpoint_every,
         executor=config.executor,
         workers=config.workers,
+        cohort=config.cohort,
+        device=config.device,
+        train=config.train,
         settings=config.dump(),
         progress=progress,
     )

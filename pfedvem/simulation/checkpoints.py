@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import safetensors
+import torch
 from torch import Tensor
 
 from pfedvem import tree
@@ -25,6 +26,8 @@ from pfedvem.simulation.work import Scores
 
 FORMAT = 1
 KEPT = 2
+CHUNK = 2**24  # numbers that are written or read at a time
+DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,14 @@ def save(folder: Path, state: State, identity: Mapping[str, Any]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     tensors = tree.named(_Tensors(state.server, state.clients, state.scores))
-    payload = safetensors.torch.save({name: leaf.contiguous() for name, leaf in tensors.items()})
     manifest = {
         "format": FORMAT,
         "round": state.round,
-        "sha256": hashlib.sha256(payload).hexdigest(),
+        "sha256": _write_tensors(partial / "state.safetensors", tensors),
         "seconds": state.seconds,
         "history": state.history,
         "identity": identity,
     }
-    write(partial / "state.safetensors", payload)
     write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
     shutil.rmtree(target, ignore_errors=True)
     os.rename(partial, target)
@@ -67,18 +68,18 @@ def save(folder: Path, state: State, identity: Mapping[str, Any]) -> None:
 def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State | None, list[str]]:
     """The newest readable checkpoint, and a warning for each damaged one that was passed over.
 
-    ``like`` is a state of the same run, for its structure. There is nothing to go on from where the folder is empty;
-    it is an error if checkpoints are there but none can be read, or if they belong to other settings.
+    ``like`` is a state of the same run; its clients' arrays are filled. There is nothing to go on from where the folder
+    is empty; it is an error if checkpoints are there but none can be read, or if they belong to other settings.
     """
     warnings = []
     for path in _found(folder):
         try:
-            manifest, tensors = _read(path)
+            manifest = _read(path)
         except Damaged as damage:
             warnings.append(f"the checkpoint {path.name} is damaged ({damage})")
             continue
         _refuse_other(manifest["identity"], identity, folder)
-        return _restore(manifest, tensors, like), warnings
+        return _restore(manifest, path / "state.safetensors", like), warnings
     strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
     if warnings or strangers:
         reason = warnings[0] if warnings else f"{strangers[0]} is no checkpoint"
@@ -91,17 +92,44 @@ def _found(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*"), reverse=True)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Writes a safetensors file and gives its checksum, with little in memory: what clients keep may be in files."""
+    header, end = {}, 0
+    for name, leaf in tensors.items():
+        begin, end = end, end + leaf.numel() * leaf.element_size()
+        header[name] = {"dtype": DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with open(path, "wb") as file:
+
+        def put(part: bytes | memoryview) -> None:
+            digest.update(part)
+            file.write(part)
+
+        put(len(text).to_bytes(8, "little"))
+        put(text)
+        for leaf in tensors.values():
+            for rows in leaf.reshape(-1).split(CHUNK):
+                put(rows.contiguous().numpy().data.cast("B"))
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose tensors are as they were written."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        payload = (path / "state.safetensors").read_bytes()
+        with open(path / "state.safetensors", "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError) as error:
         raise Damaged(type(error).__name__) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise Damaged("it is not of this version's format")
-    if hashlib.sha256(payload).hexdigest() != manifest.get("sha256"):
+    if found != manifest.get("sha256"):
         raise Damaged("its checksum does not match")
-    return manifest, safetensors.torch.load(payload)
+    return manifest
 
 
 def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
@@ -114,11 +142,16 @@ def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: 
         raise UserError(f"{folder.parent} was run with other settings: {', '.join(differing)}.")
 
 
-def _restore(manifest: Mapping[str, Any], tensors: Mapping[str, Tensor], like: State) -> State:
-    template = _Tensors(like.server, like.clients, like.scores)
-    value = tree.rebuild(template, [tensors[name] for name in tree.named(template)])
+def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
+    template = _Tensors(like.server, None, like.scores)
+    with safetensors.safe_open(file, framework="pt") as stored:
+        value = tree.rebuild(template, [stored.get_tensor(name) for name in tree.named(template)])
+        for name, leaf in tree.named({"clients": like.clients}).items():
+            rows, step = stored.get_slice(name), max(1, CHUNK // max(1, leaf[0].numel()))
+            for begin in range(0, len(leaf), step):
+                leaf[begin : begin + step] = rows[begin : begin + step]
     history = tuple(manifest["history"])
-    return State(manifest["round"], value.server, value.clients, value.scores, history, manifest["seconds"])
+    return State(manifest["round"], value.server, like.clients, value.scores, history, manifest["seconds"])
 
 
 def write(path: Path, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -11,9 +12,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,13 @@ import torch
 from pfedvem import tree
 from pfedvem.errors import UserError
 from pfedvem.simulation.work import Job, Outcome, Setup, perform
+
+PADDING = 1.25  # how much work a cohort may cost by its padding
+PADDED_SAMPLES = 4096  # about so many samples are trained together, so that small clients make large cohorts
+FEWEST, MOST = 8, 64  # clients in a cohort of large and of small ones; more no longer fit a CPU's cache
+ACCELERATOR = 8  # by how much a cohort may be larger on an accelerator
+SHARES = 8  # no cohort has more of a job's samples than one in so many, so that all workers have something to do
+ATTEMPTS = 3  # how often workers that died are replaced in a round
 
 
 class Executor(ABC):
@@ -47,57 +55,121 @@ class Executor(ABC):
         """Ends the workers, at once where the run has failed."""
 
 
-class Sequential(Executor):
-    """Cohorts of one, in order: the reference that all others must match."""
+class Vectorised(Executor):
+    """Cohorts in this process: one step trains many clients."""
+
+    def __init__(self, setup: Setup, cohort: int | None = None) -> None:
+        super().__init__(setup)
+        self._cohort = cohort
 
     def run(self, down: Any, clients: Any, jobs: Sequence[Job]) -> Iterator[Outcome]:
         with one_thread():
-            for job in singles(jobs):
+            for job in cohorts(self.setup, jobs, self._cohort):
                 yield perform(self.setup, down, tree.take(clients, job.clients), job)
 
 
-class Processes(Executor):
-    """Cohorts of one in workers of one thread each; the data is shared with them, not copied (on Linux).
+class Sequential(Vectorised):
+    """Cohorts of one: the reference that all others must match."""
 
-    Bit for bit the sequential executor's results, since every worker does the same arithmetic.
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, cohort=1)
+
+
+class Processes(Executor):
+    """Cohorts in workers of one thread each; the data is shared with them, not copied (on Linux).
+
+    With the same cohorts, bit for bit the results of one process, since every worker does the same arithmetic. A
+    worker that dies is replaced and its cohort done again.
     """
 
-    def __init__(self, setup: Setup, workers: int) -> None:
+    def __init__(self, setup: Setup, workers: int, cohort: int | None = None) -> None:
         super().__init__(setup)
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        self._pool = ProcessPoolExecutor(workers, context, _start_worker, (setup, os.getpid()))
+        self._workers, self._cohort = workers, cohort
+        _ = setup.federation.prepared  # before workers are forked, so that all share it
+        self._pool = self._start()
 
     def run(self, down: Any, clients: Any, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        # The largest clients first, so that no worker is left with one at the end while the others are idle.
-        ordered = sorted(singles(jobs), key=lambda job: -self.setup.federation.shards[job.clients[0]].n)
         sent = pickle.dumps(down)  # as plain bytes: PyTorch would open a shared file for each of its tensors
-        tasks = [(sent, pickle.dumps((tree.take(clients, job.clients), job))) for job in ordered]
-        try:
-            for done in as_completed([self._pool.submit(_work, *task) for task in tasks]):
-                outcome: Outcome = pickle.loads(done.result())
-                yield outcome
-        except BrokenProcessPool as error:
-            raise UserError("A worker died, perhaps for want of memory: try fewer --workers, then --resume.") from error
+        left = cohorts(self.setup, jobs, self._cohort)
+        for _ in range(ATTEMPTS):
+            try:
+                tasks = {self._submit(sent, clients, job): job for job in left}
+                for done in as_completed(tasks):
+                    outcome: Outcome = pickle.loads(done.result())
+                    left.remove(tasks[done])
+                    yield outcome
+                return
+            except BrokenProcessPool:
+                self.close(failed=True)
+                self._pool = self._start()
+        raise UserError("Workers keep dying, perhaps for want of memory: try fewer --workers, then --resume.")
 
     def close(self, failed: bool) -> None:
         if failed:  # do not wait for clients whose results nobody wants any more
-            for process in list(self._pool._processes.values()):
+            for process in list((self._pool._processes or {}).values()):
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def _submit(self, sent: bytes, clients: Any, job: Job) -> Future[bytes]:
+        return self._pool.submit(_work, sent, pickle.dumps((tree.take(clients, job.clients), job)))
 
-def executor(setup: Setup, name: str = "auto", workers: int | None = None) -> Executor:
-    """The executor of this name. ``auto`` takes processes where local training is slow enough to pay for them."""
+    def _start(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        return ProcessPoolExecutor(self._workers, context, _start_worker, (self.setup, os.getpid()))
+
+
+def executor(setup: Setup, name: str = "auto", workers: int | None = None, cohort: int | None = None) -> Executor:
+    """The executor of this name. ``auto`` takes processes on a CPU with several cores, and cohorts in one elsewhere."""
     count = workers if workers is not None else (os.cpu_count() or 1)
-    convolutional = any(leaf.ndim > 2 for leaf in setup.model.initial.theta.values())
-    if name == "processes" or (name == "auto" and count > 1 and (workers is not None or convolutional)):
-        return Processes(setup, count)
-    return Sequential(setup)
+    if name == "auto":
+        name = "processes" if count > 1 and setup.device == "cpu" else "vectorised"
+    if name == "processes" and setup.device != "cpu":
+        raise UserError(f"Processes train on the CPU; for {setup.device} take --executor vectorised.")
+    if name == "processes":
+        return Processes(setup, count, cohort)
+    return Sequential(setup) if name == "sequential" else Vectorised(setup, cohort)
 
 
-def singles(jobs: Sequence[Job]) -> list[Job]:
-    """The same work as cohorts of one."""
-    return [replace(job, clients=(j,)) for job in jobs for j in job.clients]
+def require(device: str) -> None:
+    """Refuses a device that is not there."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device not in there:
+        raise UserError(f"There is no device {device!r}; there are {', '.join(there)}.")
+    if not there[device]:
+        raise UserError(f"PyTorch finds no {device} on this machine: use --device cpu.")
+
+
+def cohorts(setup: Setup, jobs: Sequence[Job], most: int | None = None) -> list[Job]:
+    """The same work as cohorts of at most so many clients, the most work first.
+
+    Clients of about one size go together, so that little is padded. By default cohorts are as large as pays. They do
+    not depend on the number of workers, and so neither do rounding errors.
+    """
+    sizes = setup.federation.sizes
+    out = []
+    for job in jobs:
+        ordered = sorted(job.clients, key=lambda j: (-sizes[j], j))
+        share = sum(sizes[j] for j in ordered) / SHARES
+        cohort: list[int] = []
+        samples = work = 0
+        for j in ordered:
+            largest = sizes[cohort[0]] if cohort else sizes[j]
+            full = len(cohort) >= (most or _limit(setup, largest))
+            # A step costs about as much as ten samples, however few there are in it.
+            padded = (len(cohort) + 1) * (largest + 10) > PADDING * (work + sizes[j] + 10)
+            if cohort and (full or padded or samples + sizes[j] > share or setup.model.mixes_samples):
+                out.append(replace(job, clients=tuple(cohort)))
+                cohort, samples, work = [], 0, 0
+            cohort.append(j)
+            samples, work = samples + sizes[j], work + sizes[j] + 10
+        out.append(replace(job, clients=tuple(cohort)))
+    # What contributes trains the base as well, which is by far the most work.
+    return sorted(out, key=lambda job: (not (job.upload or job.evaluate), -sum(sizes[j] for j in job.clients)))
+
+
+def _limit(setup: Setup, largest: int) -> int:
+    scale = 1 if setup.device == "cpu" else ACCELERATOR
+    return scale * max(FEWEST, min(MOST, PADDED_SAMPLES // largest))
 
 
 @contextmanager
@@ -118,8 +190,18 @@ def _start_worker(setup: Setup, parent: int) -> None:
     global _setup
     _setup = setup
     torch.set_num_threads(1)
+    _keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _keep_memory() -> None:
+    """Keeps freed memory in the process: giving it back after every step and asking again costs page faults."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library than GNU's
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: from so many bytes on, memory is asked for and given back each time
+            mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: so many bytes may lie free
 
 
 def _follow(parent: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from pfedvem.errors import UserError
 from pfedvem.models import Model
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import executor as make_executor
+from pfedvem.simulation.executors import require
 from pfedvem.simulation.results import Result, write_metrics
 from pfedvem.simulation.rounds import Progress, State, one_round, simulate, start
 from pfedvem.simulation.work import Setup
 
 # Settings that may change when a run goes on: they say where and how long it runs, not what it computes.
-FREE = {"rounds", "executor", "workers", "checkpoint_every", "alone", "alone_lr", "data.root"}
+FREE = {"rounds", "executor", "workers", "cohort", "device", "checkpoint_every", "alone", "alone_lr", "data.root"}
 
 
 class Interrupted(Exception):
@@ -47,6 +49,9 @@ def fit(
     checkpoint_every: int = 1,
     executor: str = "auto",
     workers: int | None = None,
+    cohort: int | None = None,
+    device: str = "cpu",
+    train: str = "all",
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -61,8 +66,11 @@ def fit(
         alone: also train every client without the federation, by this method, and report it beside.
         out: a folder for the run's files and checkpoints; without one, nothing is written.
         resume: go on from the newest checkpoint in ``out``, if there is one.
-        executor: where clients are trained: ``sequential``, ``processes`` or ``auto``.
+        executor: where clients are trained: ``sequential``, ``vectorised``, ``processes`` or ``auto``.
         workers: the number of processes; by default one for each processor.
+        cohort: how many clients are trained together at most; by default as many as pays.
+        device: ``cpu``, ``cuda`` or ``mps``.
+        train: who trains in a round: ``all`` clients, as in the paper, or only the ``uploaders``.
         settings: what the run was configured with, to be saved as config.toml; by default these arguments.
     """
     model = model if isinstance(model, Model) else Model(model)
@@ -78,9 +86,15 @@ def fit(
             raise UserError(f"{name} must be at least {lowest}, not {value}.")
     if not 0 < participation <= 1:
         raise UserError(f"participation must be above 0 and at most 1, not {participation}.")
+    if train not in ("all", "uploaders"):
+        raise UserError(f"train must be all or uploaders, not {train!r}.")
+    require(device)
     progress = progress or Progress()
-    setup = Setup(algorithm, model, federation, seed)
-    state = start(setup)
+    setup = Setup(algorithm, model, federation, seed, device)
+    folder = Path(out) if out is not None else None
+    # Where clients keep more than fits in memory, it lies beside the run's files.
+    beside = next((place for place in (folder, *folder.parents) if place.is_dir()), None) if folder else None
+    state = start(setup, beside)
 
     saved = settings or {
         "method": algorithm.name,
@@ -88,9 +102,9 @@ def fit(
         "participation": participation,
         "seed": seed,
         "eval_every": eval_every,
+        "train": train,
         "algorithm": algorithm.model_dump(mode="json"),
     }
-    folder = Path(out) if out is not None else None
     identity = _identity(saved, setup)
     if folder is not None:
         state = _open(folder, state, identity, resume, rounds, progress)
@@ -109,7 +123,7 @@ def fit(
 
     try:
         progress.stage(algorithm.title, state.round, rounds)
-        with make_executor(setup, executor, workers) as place:
+        with make_executor(setup, executor, workers, cohort) as place:
             simulate(
                 state,
                 rounds=rounds,
@@ -118,11 +132,12 @@ def fit(
                 executor=place,
                 progress=progress,
                 after_round=after_round,
+                train=train,
             )
         scores = None
         if alone is not None:
             progress.stage("alone", 0, 1)
-            with make_executor(Setup(alone, model, federation, seed), executor, workers) as place:
+            with make_executor(replace(setup, algorithm=alone), executor, workers, cohort) as place:
                 done = one_round(start(place.setup), 1.0, True, place, progress)
             progress.round(done)
             scores = done.scores

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from pfedvem import tree
 from pfedvem.errors import UserError
 from pfedvem.rng import SERVER, START, Rng, uploaders
 from pfedvem.simulation.executors import Executor
+from pfedvem.simulation.store import stacked, uninterrupted
 from pfedvem.simulation.work import Job, Outcome, Scores, Setup, score_general
 
 
@@ -49,11 +51,15 @@ class Progress:
         """A round is complete."""
 
 
-def start(setup: Setup) -> State:
-    """The state before the first round."""
+def start(setup: Setup, folder: Path | None = None) -> State:
+    """The state before the first round; where clients keep more than fits in memory, files for it are in ``folder``."""
     clients = len(setup.federation)
     server = setup.algorithm.server_init(setup.model, clients, Rng(setup.seed, START, [SERVER]))
-    kept = setup.algorithm.client_init(setup.model, server, Rng(setup.seed, START, range(clients)))
+
+    def make(rows: Sequence[int]) -> Any:
+        return setup.algorithm.client_init(setup.model, server, Rng(setup.seed, START, rows))
+
+    kept = stacked(make, clients, folder)
     unknown = torch.full((clients,), math.nan)  # not tested yet
     return State(0, server, kept, Scores(unknown, unknown.clone()), (), 0.0)
 
@@ -67,22 +73,48 @@ def simulate(
     executor: Executor,
     progress: Progress,
     after_round: Callable[[State], None],
+    train: str = "all",
 ) -> State:
-    """Runs from ``state`` to ``rounds``. ``state`` is only replaced when a round is complete.
+    """Runs from ``state`` to ``rounds``, which takes over the arrays of ``state``: only what is returned is valid.
 
     Every ``eval_every`` rounds and after the last, personalised models are tested straight after local training and
-    the global model after merging; 0 tests after the last round only.
+    the global model after merging; 0 tests after the last round only. With ``train="uploaders"`` only clients that
+    upload train in a round.
     """
     while state.round < rounds:
         number = state.round + 1
         evaluate = number == rounds or (eval_every > 0 and number % eval_every == 0)
-        state = one_round(state, participation, evaluate, executor, progress)
-        after_round(state)
+        changes = play(state, participation, evaluate, executor, progress, train)
+        with uninterrupted():  # a round counts as a whole or not at all
+            tree.write(state.clients, changes.visited, changes.rows)
+            state = changes.after(state.clients)
+            after_round(state)
         progress.round(state)
     return state
 
 
 def one_round(state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress) -> State:
+    """One round; ``state`` stays as it is."""
+    changes = play(state, participation, evaluate, executor, progress)
+    return changes.after(tree.put(state.clients, changes.visited, changes.rows))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a round changes: the rows of the clients that were visited, and all else as it is afterwards."""
+
+    visited: list[int]
+    rows: Any
+    rest: State
+
+    def after(self, clients: Any) -> State:
+        """The state after the round, with these clients."""
+        return replace(self.rest, clients=clients)
+
+
+def play(
+    state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress, train: str = "all"
+) -> Changes:
     """One round of the paper's Algorithm 1, for any method."""
     began = time.perf_counter()
     setup = executor.setup
@@ -90,14 +122,15 @@ def one_round(state: State, participation: float, evaluate: bool, executor: Exec
     down = algorithm.down(state.server)
     uploading = uploaders(setup.seed, state.round, total, participation)
     testing = evaluate and algorithm.personalised
-    jobs = plan(setup, state.round, uploading, testing and not algorithm.personal_after_merge)
+    jobs = plan(setup, state.round, uploading, testing and not algorithm.personal_after_merge, train)
     outcomes = tested = perform_all(executor, down, state.clients, jobs, progress)
 
     visited = [j for outcome in outcomes for j in outcome.job.clients]
-    clients = tree.put(state.clients, visited, tree.cat([outcome.client for outcome in outcomes]))
-    server = algorithm.merge(state.server, tree.cat(finite_uploads(setup, outcomes, state.round + 1, progress)))
+    rows = tree.cat([outcome.client for outcome in outcomes])
+    server = algorithm.merge(state.server, finite_uploads(setup, outcomes, state.round + 1, progress))
     if testing and algorithm.personal_after_merge:
         everyone = Job(state.round, tuple(range(total)), evaluate=True, train=False)
+        clients = tree.put(state.clients, visited, rows)
         tested = perform_all(executor, algorithm.down(server), clients, [everyone], progress)
     scores, history = state.scores, state.history
     for outcome in tested:
@@ -107,27 +140,28 @@ def one_round(state: State, participation: float, evaluate: bool, executor: Exec
     seconds = state.seconds + time.perf_counter() - began
     if measured is not None:
         history = (*history, {"round": state.round + 1, **measured, "seconds": round(seconds, 3)})
-    return State(state.round + 1, server, clients, scores, history, seconds)
+    return Changes(visited, rows, State(state.round + 1, server, None, scores, history, seconds))
 
 
 def perform_all(executor: Executor, down: Any, clients: Any, jobs: list[Job], progress: Progress) -> list[Outcome]:
-    """The outcomes of the jobs, in the order of the clients."""
+    """The outcomes of the jobs."""
     expected, done = sum(len(job.clients) for job in jobs), 0
     outcomes = []
     for outcome in executor.run(down, clients, jobs):
         outcomes.append(outcome)
         done += len(outcome.job.clients)
         progress.client(done, expected)
-    return sorted(outcomes, key=lambda outcome: outcome.job.clients)
+    return outcomes
 
 
-def plan(setup: Setup, round: int, uploading: list[int], evaluate: bool) -> list[Job]:
+def plan(setup: Setup, round: int, uploading: list[int], evaluate: bool, train: str = "all") -> list[Job]:
     """The jobs of a round: work that nothing reads is not in it."""
     uploads = set(uploading)
-    others = [j for j in range(len(setup.federation)) if j not in uploads]
+    others = tuple(j for j in range(len(setup.federation)) if j not in uploads)
+    everyone = train == "all" and setup.algorithm.trains_everyone
     jobs = [Job(round, tuple(uploading), upload=True, evaluate=evaluate)]
-    if others and (evaluate or setup.algorithm.trains_everyone):
-        jobs.append(Job(round, tuple(others), upload=False, evaluate=evaluate))
+    if others and (evaluate or everyone):
+        jobs.append(Job(round, others, evaluate=evaluate, keep=everyone))
     return jobs
 
 
@@ -139,20 +173,22 @@ def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None
     return {name: number(value) for name, value in values.items()}
 
 
-def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: Progress) -> list[Any]:
-    """The uploads that can be merged: one that has overflowed would spoil the server for good, and is left out."""
-    ups = []
-    for outcome in outcomes:
-        if not outcome.job.upload:
-            continue
-        if all(bool(leaf.isfinite().all()) for leaf in tree.leaves(outcome.up)):
-            ups.append(outcome.up)
-        else:
-            names = ", ".join(setup.federation.shards[j].id for j in outcome.job.clients)
-            progress.note(f"Round {round}: the upload of client {names} has overflowed and was left out.")
-    if not ups:
+def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: Progress) -> Any:
+    """The uploads that can be merged, in the order of the clients.
+
+    One that has overflowed would spoil the server for good, and is left out.
+    """
+    uploads = [outcome for outcome in outcomes if outcome.job.upload]
+    clients = [j for outcome in uploads for j in outcome.job.clients]
+    ups = tree.cat([outcome.up for outcome in uploads])
+    finite = torch.stack([leaf.unsqueeze(1).isfinite().flatten(1).all(1) for leaf in tree.leaves(ups)]).all(0).tolist()
+    order = sorted((row for row, fine in enumerate(finite) if fine), key=lambda row: clients[row])
+    if not order:
         raise UserError(f"Training diverged in round {round}: every upload overflowed. Try a smaller learning rate.")
-    return ups
+    for j in sorted(j for j, fine in zip(clients, finite, strict=True) if not fine):
+        name = setup.federation.shards[j].id
+        progress.note(f"Round {round}: the upload of client {name} has overflowed and was left out.")
+    return ups if order == list(range(len(clients))) else tree.take(ups, order)
 
 
 def mean(values: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pfedvem import tree
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.data.federation import Federation
-from pfedvem.models import Model, Params
+from pfedvem.models import FORWARD_BATCH, Model, Params
 from pfedvem.rng import Rng
 
 
@@ -23,17 +23,19 @@ class Setup:
     model: Model
     federation: Federation
     seed: int
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cohort of clients in a round, and what is wanted of it."""
+    """A cohort of clients in a round, and what is wanted of it; without ``keep`` clients stay as they were."""
 
     round: int
     clients: tuple[int, ...]
     upload: bool = False
     evaluate: bool = False
     train: bool = True
+    keep: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,22 +57,27 @@ class Outcome:
 
 
 def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
-    """Does a job. A pure function of its arguments: this is what executors run."""
-    algorithm, model = setup.algorithm, setup.model
-    data = setup.federation.cohort(job.clients)
-    rng = Rng(setup.seed, job.round, job.clients)
+    """Does a job. A pure function of its arguments: this is what executors run.
+
+    What is computed on an accelerator comes back to main memory.
+    """
+    algorithm, model, before = setup.algorithm, setup.model, client
+    down, client = tree.to(down, setup.device), tree.to(client, setup.device)
+    data = setup.federation.cohort(job.clients, setup.device)
+    rng = Rng(setup.seed, job.round, job.clients, setup.device)
     up, carry, contributed = None, None, client
     if job.train:
         client, carry = algorithm.adapt(model, down, client, data, rng)
         if not (job.upload or job.evaluate):
-            return Outcome(job, client, None, None)
+            return Outcome(job, tree.to(client, "cpu"), None, None)
         up, contributed, carry = algorithm.contribute(model, down, client, carry, data, rng)
     scores = None
     if job.evaluate:
         personal = algorithm.personal(model, down, contributed, carry, data, rng)
         scores = score_clients(setup, personal, job.clients) if personal is not None else None
     # State that counts only with the upload (a control variate, say) stays as it was where nothing was uploaded.
-    return Outcome(job, contributed if job.upload else client, up if job.upload else None, scores)
+    kept, sent = (contributed, up) if job.upload else (client, None)
+    return Outcome(job, tree.to(kept if job.keep else before, "cpu"), tree.to(sent, "cpu"), scores)
 
 
 def score_clients(setup: Setup, personal: Params, clients: tuple[int, ...]) -> Scores:
@@ -82,7 +89,8 @@ def score_clients(setup: Setup, personal: Params, clients: tuple[int, ...]) -> S
 
 def score_general(setup: Setup, general: Params) -> tuple[float, float]:
     """Tests the global model on the complete test set."""
-    return score(setup, tree.expand(general, 1), setup.federation.general_indices())
+    one = tree.expand(tree.to(general, setup.device), 1)
+    return score(setup, one, setup.federation.general_indices())
 
 
 @torch.no_grad()
@@ -91,8 +99,8 @@ def score(setup: Setup, params: Params, test: Tensor) -> tuple[float, float]:
     if len(test) == 0:
         return float("nan"), float("nan")
     correct, loss = 0, 0.0
-    for part in test.split(2000):
-        x, y = setup.federation.inputs(setup.federation.test.x[part]), setup.federation.test.y[part]
+    for part in test.split(FORWARD_BATCH):
+        x, y = setup.federation.test_samples(part, setup.device)
         log_p = setup.model.log_probabilities(params, x.unsqueeze(0))[0]
         correct += int((log_p.argmax(1) == y).sum())
         loss -= float(log_p.gather(1, y.unsqueeze(1)).sum())

@@ -7,18 +7,35 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pfedvem import tree
-from pfedvem.algorithms import METHODS
-from pfedvem.data.federation import Federation
+from pfedvem.algorithms import METHODS, PFedVEM
+from pfedvem.data.federation import Federation, Shard, Split
 from pfedvem.errors import UserError
-from pfedvem.models import Model, build
-from pfedvem.simulation.executors import Executor, Processes, Sequential, executor
+from pfedvem.models import Model
+from pfedvem.simulation.executors import (
+    MOST,
+    PADDING,
+    Executor,
+    Processes,
+    Sequential,
+    Vectorised,
+    cohorts,
+    executor,
+    require,
+)
 from pfedvem.simulation.rounds import Progress, State, simulate, start
-from pfedvem.simulation.work import Setup
+from pfedvem.simulation.work import Job, Setup
+from tests.conftest import blobs, small_network
 
 
 def run(place: Executor, rounds: int = 3) -> State:
@@ -33,40 +50,93 @@ def run(place: Executor, rounds: int = 3) -> State:
     )
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-def test_processes_give_bit_for_bit_the_numbers_of_the_sequential_executor(
-    method: str, model: Model, federation: Federation
-) -> None:
-    setup = Setup(METHODS[method](), model, federation, 0)
-    reference = run(Sequential(setup))
-    with Processes(setup, 2) as place:
-        parallel = run(place)
-    for part in ("server", "clients", "scores"):
-        pairs = zip(tree.leaves(getattr(reference, part)), tree.leaves(getattr(parallel, part)), strict=True)
-        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs), part
+@pytest.mark.parametrize("cohort", [None, 1, 3])
+def test_processes_give_bit_for_bit_the_numbers_of_one_process(model: Model, cohort: int | None) -> None:
+    setup = Setup(METHODS["pfedvem"](), model, blobs((40, 12, 35, 33, 1, 38, 41, 36)), 0)
+    reference = run(Vectorised(setup, cohort))
+    for workers in (1, 2):
+        with Processes(setup, workers, cohort) as place:
+            parallel = run(place)
+        for part in ("server", "clients", "scores"):
+            pairs = zip(tree.leaves(getattr(reference, part)), tree.leaves(getattr(parallel, part)), strict=True)
+            assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs), part
 
 
-def test_auto_takes_processes_for_convolutions_or_where_workers_are_asked_for(
+@given(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=60), most=st.sampled_from([None, 1, 4]))
+def test_cohorts_have_every_client_once_and_little_padding(sizes: list[int], most: int | None) -> None:
+    shards = tuple(Shard(str(j), np.arange(n), (np.arange(1),), ()) for j, n in enumerate(sizes))
+    nobody = Split(torch.zeros(max(sizes), 4), torch.zeros(max(sizes), dtype=torch.long))
+    setup = Setup(METHODS["fedavg"](), small_network(), Federation("sizes", nobody, nobody, shards, ("a", "b", "c")), 0)
+    half = len(sizes) // 2
+    jobs = [Job(0, tuple(range(half)), upload=True), Job(0, tuple(range(half, len(sizes))))]
+    found = cohorts(setup, [job for job in jobs if job.clients], most)
+    assert sorted(j for job in found for j in job.clients) == list(range(len(sizes)))
+    assert all(job.upload == (j < half) for job in found for j in job.clients)
+    for job in found:
+        work = [sizes[j] + 10 for j in job.clients]
+        assert len(work) * max(work) <= PADDING * sum(work)
+        assert len(work) <= (most or MOST)
+
+
+def test_a_network_that_mixes_samples_is_trained_client_by_client(federation: Federation) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    setup = Setup(METHODS["fedavg"](), Model(network), federation, 0)
+    assert all(len(job.clients) == 1 for job in cohorts(setup, [Job(0, (0, 1, 2, 3))], 4))
+
+
+def test_auto_takes_processes_where_there_are_processors(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    setup = Setup(METHODS["fedavg"](), model, federation, 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    perceptron = Setup(METHODS["fedavg"](), model, federation, 0)
-    convolutions = Setup(METHODS["fedavg"](), build("lenet", (1, 16, 16), 3, 0), federation, 0)
-    assert isinstance(executor(perceptron), Sequential)
-    assert isinstance(executor(convolutions, workers=1), Sequential)
-    assert isinstance(executor(convolutions, "sequential"), Sequential)
-    for setup, workers in ((convolutions, None), (perceptron, 2)):
-        with executor(setup, workers=workers) as place:
-            assert isinstance(place, Processes)
+    assert type(executor(setup, workers=1)) is Vectorised
+    assert type(executor(replace(setup, device="cuda"))) is Vectorised
+    assert isinstance(executor(setup, "sequential"), Sequential)
+    with executor(setup) as place:
+        assert isinstance(place, Processes)
 
 
-def test_a_worker_that_dies_is_an_error_that_says_what_to_do(model: Model, federation: Federation) -> None:
-    with Processes(Setup(METHODS["fedavg"](), model, federation, 0), 1) as place:
+@pytest.mark.parametrize(("device", "reason"), [("cuda", "finds no cuda"), ("tpu", "no device 'tpu'")])
+def test_a_device_that_is_not_there_is_refused(device: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=reason):
+        require(device)
+
+
+def test_processes_are_for_the_cpu(model: Model, federation: Federation) -> None:
+    with pytest.raises(UserError, match="take --executor vectorised"):
+        executor(Setup(METHODS["fedavg"](), model, federation, 0, "cuda"), "processes", 2)
+
+
+def test_the_work_of_a_worker_that_dies_is_done_again(
+    model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    setup = Setup(METHODS["pfedvem"](), model, federation, 0)
+    expected = run(Vectorised(setup))
+    killed = tmp_path / "killed"
+
+    class Deadly(PFedVEM):
+        def adapt(self, *args: Any) -> Any:
+            if not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().adapt(*args)
+
+    with Processes(replace(setup, algorithm=Deadly()), 2) as place:
+        survived = run(place)
+    assert killed.exists()
+    assert all(
+        torch.equal(a, b) for a, b in zip(tree.leaves(expected.server), tree.leaves(survived.server), strict=True)
+    )
+
+
+def test_workers_that_keep_dying_are_an_error_that_says_what_to_do(model: Model, federation: Federation) -> None:
+    class Fatal(PFedVEM):
+        def adapt(self, *args: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with Processes(Setup(Fatal(), model, federation, 0), 1) as place, pytest.raises(UserError, match="keep dying"):
         run(place, rounds=1)
-        for pid in place._pool._processes:
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(UserError, match="A worker died"):
-            run(place, rounds=1)
 
 
 ORPHANS = """

@@ -53,7 +53,7 @@ def test_everyone_adapts_but_only_uploaders_contribute_where_clients_have_state(
     setup = Setup(PFedVEM(), model, federation, 0)
     before = start(setup)
     after = one_round(before, 0.3, False, Sequential(setup), Progress())
-    assert contributed == uploaders(0, 0, 4, 0.3)
+    assert sorted(contributed) == uploaders(0, 0, 4, 0.3)
     assert len(contributed) < 4
     assert all(not torch.equal(after.clients.q.mu[j], before.clients.q.mu[j]) for j in range(4))
 
