@@ -47,6 +47,7 @@ class Config(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**63, description="drives partition, initial weights and all sampling")
     network: str = Field(default="mlp", description="mlp, lenet or cnn6")
     eval_every: int = Field(default=5, ge=0, description="rounds between evaluations; 0 evaluates after the last only")
+    eval_clients: int | None = Field(default=None, ge=1, description="clients that are tested; by default all")
     checkpoint_every: int = Field(default=1, ge=1, description="rounds between checkpoints")
     alone: bool = Field(default=True, description="also train every client alone, to show what the federation is worth")
     alone_lr: float = Field(default=1e-3, gt=0, description="learning rate of the clients alone")

@@ -42,6 +42,7 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         cohort=config.cohort,
         device=config.device,
         train=config.train,
+        eval_clients=config.eval_clients,
         settings=config.dump(),
         progress=progress,
     )

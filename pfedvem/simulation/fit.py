@@ -52,6 +52,7 @@ def fit(
     cohort: int | None = None,
     device: str = "cpu",
     train: str = "all",
+    eval_clients: int | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -70,6 +71,7 @@ def fit(
         workers: the number of processes; by default one for each processor.
         cohort: how many clients are trained together at most; by default as many as pays.
         device: ``cpu``, ``cuda`` or ``mps``.
+        eval_clients: how many clients are tested, always the same ones; by default all.
         train: who trains in a round: ``all`` clients, as in the paper, or only the ``uploaders``.
         settings: what the run was configured with, to be saved as config.toml; by default these arguments.
     """
@@ -81,6 +83,7 @@ def fit(
         ("rounds", rounds, 1),
         ("eval_every", eval_every, 0),
         ("checkpoint_every", checkpoint_every, 1),
+        ("eval_clients", 1 if eval_clients is None else eval_clients, 1),
     ):
         if value < lowest:
             raise UserError(f"{name} must be at least {lowest}, not {value}.")
@@ -133,6 +136,7 @@ def fit(
                 progress=progress,
                 after_round=after_round,
                 train=train,
+                eval_clients=eval_clients,
             )
         scores = None
         if alone is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfedvem import tree
 from pfedvem.errors import UserError
-from pfedvem.rng import SERVER, START, Rng, uploaders
+from pfedvem.rng import SERVER, START, Rng, generator, uploaders
 from pfedvem.simulation.executors import Executor
 from pfedvem.simulation.store import stacked, uninterrupted
 from pfedvem.simulation.work import Job, Outcome, Scores, Setup, score_general
@@ -74,17 +74,19 @@ def simulate(
     progress: Progress,
     after_round: Callable[[State], None],
     train: str = "all",
+    eval_clients: int | None = None,
 ) -> State:
     """Runs from ``state`` to ``rounds``, which takes over the arrays of ``state``: only what is returned is valid.
 
     Every ``eval_every`` rounds and after the last, personalised models are tested straight after local training and
     the global model after merging; 0 tests after the last round only. With ``train="uploaders"`` only clients that
-    upload train in a round.
+    upload train in a round; with ``eval_clients`` only so many clients are tested, always the same ones.
     """
+    tested = sample(executor.setup, eval_clients)
     while state.round < rounds:
         number = state.round + 1
         evaluate = number == rounds or (eval_every > 0 and number % eval_every == 0)
-        changes = play(state, participation, evaluate, executor, progress, train)
+        changes = play(state, participation, tested if evaluate else None, executor, progress, train)
         with uninterrupted():  # a round counts as a whole or not at all
             tree.write(state.clients, changes.visited, changes.rows)
             state = changes.after(state.clients)
@@ -95,7 +97,7 @@ def simulate(
 
 def one_round(state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress) -> State:
     """One round; ``state`` stays as it is."""
-    changes = play(state, participation, evaluate, executor, progress)
+    changes = play(state, participation, sample(executor.setup) if evaluate else None, executor, progress)
     return changes.after(tree.put(state.clients, changes.visited, changes.rows))
 
 
@@ -112,31 +114,44 @@ class Changes:
         return replace(self.rest, clients=clients)
 
 
+def sample(setup: Setup, count: int | None = None) -> Sequence[int]:
+    """The clients that are tested: everyone, or so many at random."""
+    total = len(setup.federation)
+    if count is None or count >= total:
+        return range(total)
+    return sorted(generator(setup.seed, "evaluation").choice(total, count, replace=False).tolist())
+
+
 def play(
-    state: State, participation: float, evaluate: bool, executor: Executor, progress: Progress, train: str = "all"
+    state: State,
+    participation: float,
+    tested: Sequence[int] | None,
+    executor: Executor,
+    progress: Progress,
+    train: str = "all",
 ) -> Changes:
-    """One round of the paper's Algorithm 1, for any method."""
+    """One round of the paper's Algorithm 1, for any method; where ``tested`` is not None it is evaluated."""
     began = time.perf_counter()
     setup = executor.setup
     algorithm, total = setup.algorithm, len(setup.federation)
     down = algorithm.down(state.server)
     uploading = uploaders(setup.seed, state.round, total, participation)
-    testing = evaluate and algorithm.personalised
-    jobs = plan(setup, state.round, uploading, testing and not algorithm.personal_after_merge, train)
-    outcomes = tested = perform_all(executor, down, state.clients, jobs, progress)
+    personal = tested if algorithm.personalised and tested is not None else ()
+    jobs = plan(setup, state.round, uploading, () if algorithm.personal_after_merge else personal, train)
+    outcomes = scored = perform_all(executor, down, state.clients, jobs, progress)
 
     visited = [j for outcome in outcomes for j in outcome.job.clients]
     rows = tree.cat([outcome.client for outcome in outcomes])
     server = algorithm.merge(state.server, finite_uploads(setup, outcomes, state.round + 1, progress))
-    if testing and algorithm.personal_after_merge:
-        everyone = Job(state.round, tuple(range(total)), evaluate=True, train=False)
+    if personal and algorithm.personal_after_merge:
+        test = Job(state.round, tuple(personal), evaluate=True, train=False)
         clients = tree.put(state.clients, visited, rows)
-        tested = perform_all(executor, algorithm.down(server), clients, [everyone], progress)
+        scored = perform_all(executor, algorithm.down(server), clients, [test], progress)
     scores, history = state.scores, state.history
-    for outcome in tested:
+    for outcome in scored:
         if outcome.scores is not None:
             scores = tree.put(scores, outcome.job.clients, outcome.scores)
-    measured = measure(setup, server, scores) if evaluate else None
+    measured = measure(setup, server, scores) if tested is not None else None
     seconds = state.seconds + time.perf_counter() - began
     if measured is not None:
         history = (*history, {"round": state.round + 1, **measured, "seconds": round(seconds, 3)})
@@ -154,15 +169,17 @@ def perform_all(executor: Executor, down: Any, clients: Any, jobs: list[Job], pr
     return outcomes
 
 
-def plan(setup: Setup, round: int, uploading: list[int], evaluate: bool, train: str = "all") -> list[Job]:
+def plan(setup: Setup, round: int, uploading: Iterable[int], tested: Iterable[int], train: str = "all") -> list[Job]:
     """The jobs of a round: work that nothing reads is not in it."""
-    uploads = set(uploading)
-    others = tuple(j for j in range(len(setup.federation)) if j not in uploads)
+    uploads, tests = set(uploading), set(tested)
     everyone = train == "all" and setup.algorithm.trains_everyone
-    jobs = [Job(round, tuple(uploading), upload=True, evaluate=evaluate)]
-    if others and (evaluate or everyone):
-        jobs.append(Job(round, others, evaluate=evaluate, keep=everyone))
-    return jobs
+    groups: dict[tuple[bool, bool], list[int]] = {}
+    for j in range(len(setup.federation)) if everyone else sorted(uploads | tests):
+        groups.setdefault((j in uploads, j in tests), []).append(j)
+    return [
+        Job(round, tuple(clients), upload=upload, evaluate=evaluate, keep=upload or everyone)
+        for (upload, evaluate), clients in groups.items()
+    ]
 
 
 def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None]:

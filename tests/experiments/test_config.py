@@ -240,7 +240,7 @@ def test_values_out_of_range_are_answered_by_the_range(assignment: str, sentence
         ("data.root=5", "data.root should be a path, not 5."),
         ("sizes=large", "data.sizes should be 'slices' or 'equal', or a list, not 'large'."),
         ('sizes=[1, "two"]', "each of data.sizes should be a number, not 'two'."),
-        ("executor=gpu", "executor should be 'auto', 'sequential' or 'processes', not 'gpu'."),
+        ("executor=gpu", "executor should be 'auto', 'sequential', 'vectorised' or 'processes', not 'gpu'."),
         ("confidence=none", "algorithm.confidence should be 'both', 'uncertainty' or 'deviation', not 'none'."),
         (
             "partition=label",

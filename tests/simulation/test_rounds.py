@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from pfedvem import tree
-from pfedvem.algorithms import FedAvg, Local, PFedVEM
+from pfedvem.algorithms import METHODS, FedAvg, Local, PFedVEM
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
 from pfedvem.models import Model
 from pfedvem.rng import uploaders
 from pfedvem.simulation.executors import Sequential
-from pfedvem.simulation.rounds import Progress, State, one_round, plan, simulate, start
+from pfedvem.simulation.fit import fit
+from pfedvem.simulation.rounds import Progress, State, one_round, plan, play, simulate, start
 from pfedvem.simulation.work import Job, Setup, perform, score_general
 from tests.conftest import blobs
 
@@ -36,7 +37,7 @@ def same(a: object, b: object) -> bool:
 
 def test_only_uploaders_work_for_a_method_without_client_state(model: Model, federation: Federation) -> None:
     setup = Setup(FedAvg(), model, federation, 0)
-    assert plan(setup, 0, [1, 3], evaluate=False) == [Job(0, (1, 3), upload=True, evaluate=False)]
+    assert plan(setup, 0, [1, 3], ()) == [Job(0, (1, 3), upload=True, evaluate=False)]
 
 
 def test_everyone_adapts_but_only_uploaders_contribute_where_clients_have_state(
@@ -130,3 +131,33 @@ def test_federation_beats_training_alone_on_scarce_data(model: Model) -> None:
     alone = run(Setup(Local(lr=0.01), model, federation, 0), 1)
     together = run(Setup(PFedVEM(lr_head=0.01, lr_base=0.01), model, federation, 0), 25)
     assert together.history[-1]["pm"] > alone.history[-1]["pm"] + 3  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("method", ["pfedvem", "fedavg", "fedper"])
+def test_where_only_uploaders_train_the_others_stay_as_they_are(
+    method: str, model: Model, federation: Federation
+) -> None:
+    setup = Setup(METHODS[method](), model, federation, 0)
+    for tested in (None, range(4)):
+        before = start(setup)
+        changes = play(before, 0.3, tested, Sequential(setup), Progress(), "uploaders")
+        after = changes.after(tree.put(before.clients, changes.visited, changes.rows))
+        everyone = one_round(before, 0.3, tested is not None, Sequential(setup), Progress())
+        for j in range(4):
+            expected = everyone if j in uploaders(0, 0, 4, 0.3) else before
+            pairs = zip(tree.leaves(tree.take(after.clients, [j])), tree.leaves(expected.clients), strict=True)
+            assert all(torch.equal(row[0], whole[j]) for row, whole in pairs)
+        # What is sent, merged and tested is what it is where all train.
+        pairs = zip(tree.leaves(after.server), tree.leaves(everyone.server), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+        assert torch.equal(after.scores.accuracy.nan_to_num(), everyone.scores.accuracy.nan_to_num())
+
+
+@pytest.mark.parametrize("method", ["pfedvem", "ifca"])
+def test_a_sample_of_clients_can_be_tested(method: str, model: Model, federation: Federation) -> None:
+    result = fit(METHODS[method](), model, federation, rounds=2, eval_every=1, eval_clients=2, workers=1)
+    whole = fit(METHODS[method](), model, federation, rounds=2, eval_every=1, workers=1)
+    tested = ~result.state.scores.accuracy.isnan()
+    assert int(tested.sum()) == 2
+    assert torch.allclose(result.state.scores.accuracy[tested], whole.state.scores.accuracy[tested], atol=1e-6)
+    assert result.summary["pm"] is not None

@@ -1,0 +1,1 @@
+"""What a round costs, measured side by side with the plain way."""
