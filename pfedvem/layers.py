@@ -90,10 +90,11 @@ def _convolution(name: str, layer: nn.Conv2d) -> Layer:
         if x.device.type != "cpu":  # accelerators run a cohort well as one grouped convolution
             own = vmap(lambda x, w, b: F.conv2d(x, w, b, *how))
             return own(x.unflatten(0, (w.shape[0], -1)), w, b).flatten(0, 1)
-        biases = [None] * len(w) if b is None else b.unbind()
         one = _Patched.apply if patched and torch.is_grad_enabled() else _plain
-        parts = [one(*part, how) for part in zip(x.chunk(len(w)), w.unbind(), biases, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(w) == 1:
+            return one(x, w.squeeze(0), None if b is None else b.squeeze(0), how)
+        biases = [None] * len(w) if b is None else b.unbind()
+        return torch.cat([one(*part, how) for part in zip(x.chunk(len(w)), w.unbind(), biases, strict=True)])
 
     return apply
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pfedvem import tree
-from pfedvem.data.federation import channels_last
+from pfedvem.data.federation import ClientData, channels_last, take_rows
 from pfedvem.errors import UserError
 from pfedvem.layers import cohort_layers
 from pfedvem.rng import generator
@@ -98,6 +98,16 @@ class Model:
         whole = torch.is_grad_enabled() or cohort > 1
         parts = [self._forward(theta, part, train) for part in ([x] if whole else x.split(FORWARD_BATCH))]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(cohort, batch, -1)
+
+    def features_of(self, theta: Theta, data: ClientData) -> Tensor:
+        """One base's output (C, N, features) for all of the clients' data; padding is not computed."""
+        if data.mask is None:
+            return self.features(theta, data.x)
+        real = torch.nonzero(data.mask.flatten())[:, 0]
+        found = self.features(theta, take_rows(data.x.flatten(0, 1), real).unsqueeze(0))[0]
+        out: Tensor = found.new_zeros(data.y.numel(), found.shape[1])
+        out[real] = found
+        return out.view(*data.y.shape, -1)
 
     def _forward(self, theta: Theta, x: Tensor, train: bool) -> Tensor:
         """The base's output (C * B, features) for inputs (C * B, ...) and a base for each of C clients."""

@@ -31,10 +31,11 @@ class Stream:
     def __init__(self, generators: Sequence[np.random.Generator], device: str = "cpu") -> None:
         self._generators, self._device = generators, device
 
-    def normal(self, *shape: int) -> Tensor:
-        """Standard normal draws (C, *shape), float32."""
-        out = np.empty((len(self._generators), *shape), dtype=np.float32)
-        for row, source in zip(out, self._generators, strict=True):
+    def normal(self, *shape: int, clients: int | None = None) -> Tensor:
+        """Standard normal draws (C, *shape), float32, or those of the first so many clients only."""
+        sources = self._generators[:clients]
+        out = np.empty((len(sources), *shape), dtype=np.float32)
+        for row, source in zip(out, sources, strict=True):
             source.standard_normal(dtype=np.float32, out=row)
         return torch.from_numpy(out).to(self._device)
 

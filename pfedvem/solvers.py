@@ -1,7 +1,8 @@
 """Mini-batch SGD over a cohort of clients.
 
-Every tensor has a leading client dimension. Clients with fewer samples get padded batches and stop earlier; a mask
-keeps the padding out of every result. A cohort of one is an ordinary client and pays for none of this.
+Every tensor has a leading client dimension. Clients with fewer samples get padded batches and stop earlier: a mask
+keeps the padding out of every result, and once the last clients of a cohort are done, steps go on without them. So a
+cohort costs least with its largest clients first. A cohort of one is an ordinary client and pays for none of this.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's data: ``x`` (C, B, ...), ``y`` (C, B).
+    """One step's data: ``x`` (A, B, ...), ``y`` (A, B), for the first A of the cohort's clients.
 
-    ``mask`` (C, B) is True where a sample is real and ``active`` (C,) where the client takes this step; both are None
+    ``mask`` (A, B) is True where a sample is real and ``active`` (A,) where the client takes this step; both are None
     where they would be True everywhere.
     """
 
@@ -34,6 +35,11 @@ class Batch:
     y: Tensor
     mask: Tensor | None = None
     active: Tensor | None = None
+
+    @property
+    def clients(self) -> int:
+        """A: a loss that knows of each client's own values takes those of the first A."""
+        return len(self.y)
 
 
 def minibatches(data: ClientData, order: Stream, *, batch_size: int, epochs: int) -> Iterator[Batch]:
@@ -49,7 +55,8 @@ def minibatches(data: ClientData, order: Stream, *, batch_size: int, epochs: int
                 at = epoch * steps[c] + step
                 index[at, c, : len(chosen)], counts[at, c] = chosen, len(chosen)
     for rows, sizes in zip(index, counts, strict=True):
-        yield as_batch(data.pick(rows[:, : sizes.max()], sizes))
+        clients = int(np.flatnonzero(sizes)[-1]) + 1
+        yield as_batch(data.pick(rows[:clients, : sizes.max()], sizes[:clients]))
 
 
 def random_batches(data: ClientData, choice: Stream, *, batch_size: int, steps: int) -> Iterator[Batch]:
@@ -103,12 +110,13 @@ class Momentum:
         first = not self._velocity
         if first and self._momentum:
             self._velocity = [torch.empty_like(g) for g in gradient]
+        velocity = [v[: len(g)] for v, g in zip(self._velocity, gradient, strict=bool(self._momentum))]
         if idle is not None:
-            _stop(idle, gradient if first else gradient + self._velocity)
+            _stop(idle, gradient if first else gradient + velocity)
         torch._fused_sgd_(
             variables,
             gradient,
-            self._velocity,
+            velocity,
             weight_decay=0.0,
             momentum=self._momentum,
             lr=self._lr,
@@ -157,15 +165,17 @@ class Descent(Generic[V]):
     """
 
     def __init__(self, start: V, rule: Rule) -> None:
-        leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in tree.leaves(start)]
-        self._trained = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
-        self._variables = tree.rebuild(start, leaves)
+        self._variables = tree.map(lambda leaf: leaf.detach().clone(memory_format=torch.contiguous_format), start)
         self._rule = rule
 
     def step(self, loss: Callable[[V, Batch], Tensor], batch: Batch) -> None:
-        """One step on the loss of each client (C,); clients that are not active in the batch stay where they are."""
-        found = torch.autograd.grad(loss(self._variables, batch).sum(), self._trained, allow_unused=True)
-        pairs = [(leaf.detach(), grad) for leaf, grad in zip(self._trained, found, strict=True) if grad is not None]
+        """One step on the loss of each client (A,); clients that are not active in the batch stay where they are."""
+        leaves = [leaf[: batch.clients] for leaf in tree.leaves(self._variables)]
+        trained = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
+        found = torch.autograd.grad(
+            loss(tree.rebuild(self._variables, leaves), batch).sum(), trained, allow_unused=True
+        )
+        pairs = [(leaf.detach(), grad) for leaf, grad in zip(trained, found, strict=True) if grad is not None]
         # Fused updates walk through memory in order, whatever a tensor's strides.
         gradient = [grad.contiguous() for _, grad in pairs]
         self._rule([leaf for leaf, _ in pairs], gradient, None if batch.active is None else ~batch.active)
@@ -173,7 +183,7 @@ class Descent(Generic[V]):
     @property
     def value(self) -> V:
         """Where the variables are now; further steps change them."""
-        return tree.map(lambda leaf: leaf.detach(), self._variables)
+        return self._variables
 
 
 def sgd(

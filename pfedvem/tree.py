@@ -87,6 +87,11 @@ def take(tree: T, clients: Sequence[int]) -> T:
     return map(rows, tree)
 
 
+def first(tree: T, clients: int) -> T:
+    """The rows of the first so many clients (a view, not a copy)."""
+    return map(lambda leaf: leaf[:clients], tree)
+
+
 def put(tree: T, clients: Sequence[int], rows: T) -> T:
     """A copy of ``tree`` in which these clients' rows are replaced."""
     index = torch.tensor(clients, dtype=torch.long)

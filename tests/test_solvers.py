@@ -39,8 +39,14 @@ def test_in_a_cohort_each_client_sees_the_batches_that_it_sees_alone() -> None:
     for row, n in enumerate(sizes):
         order = Rng(0, 0, [row]).stream("o")
         alone = [b.y[0].tolist() for b in minibatches(numbered(n), order, batch_size=5, epochs=2)]
-        padded = [b.y[row][b.mask[row]].tolist() if b.mask is not None else b.y[row].tolist() for b in cohort]
+        there = [b for b in cohort if row < b.clients]
+        padded = [b.y[row][b.mask[row]].tolist() if b.mask is not None else b.y[row].tolist() for b in there]
         assert [batch for batch in padded if batch] == alone
+
+
+def test_steps_go_on_without_the_last_clients_of_a_cohort_once_they_are_done() -> None:
+    steps = minibatches(numbered(12, 7, 3), Rng(0, 0, range(3)).stream("o"), batch_size=5, epochs=2)
+    assert [(b.clients, b.active) for b in steps] == [(3, None)] * 2 + [(2, None)] * 2 + [(1, None)] * 2
 
 
 def test_sgd_takes_the_steps_of_torch_optim() -> None:

@@ -38,7 +38,7 @@ class FedRep(FedPer):
             return model.nll(apply_head(w, batch.x), batch) / count(batch)
 
         with torch.no_grad():  # the base is fixed, so its features are computed once
-            features = replace(data, x=model.features(down, data.x))
+            features = replace(data, x=model.features_of(down, data))
         steps = minibatches(features, rng.stream("head"), batch_size=self.batch_size, epochs=self.head_epochs)
         return sgd(loss, client, steps, lr=self.lr, momentum=self.momentum), {}
 
@@ -46,7 +46,8 @@ class FedRep(FedPer):
         self, model: Model, down: Theta, client: Tensor, carry: Theta | None, data: ClientData, rng: Rng
     ) -> tuple[Up, Tensor, Theta]:
         def loss(theta: Theta, batch: Batch) -> Tensor:
-            return model.nll(apply_head(client, model.features(theta, batch.x, train=True)), batch) / count(batch)
+            heads = client[: batch.clients]
+            return model.nll(apply_head(heads, model.features(theta, batch.x, train=True)), batch) / count(batch)
 
         steps = minibatches(data, rng.stream("batches"), batch_size=self.batch_size, epochs=self.epochs)
         theta = sgd(loss, tree.expand(down, len(rng)), steps, lr=self.lr, momentum=self.momentum)

@@ -73,7 +73,7 @@ class IFCA(LocalTraining, Averaging, Algorithm[Server, Tensor, Server, None, Up]
     def pick(self, model: Model, down: Server, data: ClientData) -> Tensor:
         """The cluster (C,) whose head has the least loss on each client's training data; the first of equals."""
         with torch.no_grad():
-            features = model.features(down.theta, data.x)
+            features = model.features_of(down.theta, data)
             losses = torch.stack([model.nll(apply_head(head, features), as_batch(data)) for head in down.heads], dim=1)
         return losses.sort(dim=1, stable=True).indices[:, 0]
 

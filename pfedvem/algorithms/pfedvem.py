@@ -102,7 +102,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     def adapt(self, model: Model, down: Server, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Carry]:
         tau = bayes.confidence(client.q, down.w, self.confidence)
         with torch.no_grad():
-            features = model.features(down.theta, data.x)
+            features = model.features_of(down.theta, data)
         noise = rng.stream("head")
 
         def negative_elbo(q: Gaussian, batch: Batch) -> Tensor:
@@ -121,7 +121,8 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         noise = rng.stream("base")
 
         def expected_nll(theta: Theta, batch: Batch) -> Tensor:
-            heads = client.q.sample(noise.normal(self.samples, *down.w.shape))
+            draws = noise.normal(self.samples, *down.w.shape, clients=batch.clients)
+            heads = tree.first(client.q, batch.clients).sample(draws)
             logits = apply_head(heads, model.features(theta, batch.x, train=True))
             return model.nll(logits, batch).mean(1) / count(batch)
 

@@ -88,7 +88,7 @@ class Scaffold(Averaging, Algorithm[Server, Variate, Down, None, Up]):
 
         def drift(params: Params) -> Tensor:
             pairs = zip(tree.leaves(correction), tree.leaves(model.weights(params)), strict=True)
-            return torch.stack([(a * b).flatten(1).sum(1) for a, b in pairs]).sum(0)
+            return torch.stack([(a[: len(b)] * b).flatten(1).sum(1) for a, b in pairs]).sum(0)
 
         start = tree.expand(down.x, len(rng))
         y = train_network(

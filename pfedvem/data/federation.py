@@ -94,7 +94,9 @@ def channels_last(x: Tensor) -> Tensor:
 
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Samples by their index; images that lie channels-last in memory stay so."""
-    return x.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2) if x.ndim == 4 else x[index]
+    if x.ndim != 4:
+        return x.index_select(0, index)
+    return x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ from pfedvem import tree
 from pfedvem.errors import UserError
 from pfedvem.simulation.work import Job, Outcome, Setup, perform
 
-# How much more work a cohort may be by its padding: for convolutions that is their price, for small networks a step's
-# overhead is, which a cohort shares.
-PADDING, CONVOLUTION_PADDING = 1.5, 1.1
+PADDING = 1.5  # how much larger than its clients' data a cohort may be by its padding
 PADDED_SAMPLES = 4096  # about so many samples are trained together, so that small clients make large cohorts
 FEWEST, MOST = 8, 64  # clients in a cohort of large and of small ones; more no longer fit a CPU's cache
 ACCELERATOR = 8  # by how much a cohort may be larger on an accelerator
@@ -148,7 +146,6 @@ def cohorts(setup: Setup, jobs: Sequence[Job], most: int | None = None) -> list[
     not depend on the number of workers, and so neither do rounding errors.
     """
     sizes = setup.federation.sizes
-    padding = CONVOLUTION_PADDING if setup.model.convolutional else PADDING
     out = []
     for job in jobs:
         ordered = sorted(job.clients, key=lambda j: (-sizes[j], j))
@@ -159,7 +156,7 @@ def cohorts(setup: Setup, jobs: Sequence[Job], most: int | None = None) -> list[
             largest = sizes[cohort[0]] if cohort else sizes[j]
             full = len(cohort) >= (most or _limit(setup, largest))
             # A step costs about as much as ten samples, however few there are in it.
-            padded = (len(cohort) + 1) * (largest + 10) > padding * (work + sizes[j] + 10)
+            padded = (len(cohort) + 1) * (largest + 10) > PADDING * (work + sizes[j] + 10)
             if cohort and (full or padded or samples + sizes[j] > share or setup.model.mixes_samples):
                 out.append(replace(job, clients=tuple(cohort)))
                 cohort, samples, work = [], 0, 0
