@@ -1,0 +1,529 @@
+"""The ServerApp: one strategy for every method. It sends ``down``, merges what comes back, and keeps a checkpoint.
+
+A reply that is late, failed, doubled or malformed is counted, named by its site and left out; the round goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from pfedvem import tree
+from pfedvem.data.federation import Federation, Shard, Split
+from pfedvem.errors import UserError
+from pfedvem.flower import wire
+from pfedvem.flower.settings import FREE, Network, Settings
+from pfedvem.models import Model
+from pfedvem.rng import SERVER, START, Rng, uploaders
+from pfedvem.simulation import checkpoints
+from pfedvem.simulation.fit import flat
+from pfedvem.simulation.results import Result, write_metrics
+from pfedvem.simulation.rounds import State, mean, number, plan
+from pfedvem.simulation.work import Job, Scores, Setup, perform
+
+# A weight this many times the median of a round's uploads is no weight: its site alone would make the result.
+OUTLIER = 1e6
+
+
+def server_app(network: Network, wrap: Callable[[Strategy], Strategy] = lambda strategy: strategy) -> ServerApp:
+    """The app of the server.
+
+    Args:
+        network: makes the network, the same as at the sites.
+        wrap: puts another of Flower's strategies around ours, such as one that adds noise to what is merged.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(Settings.read(context.run_config), network, grid, wrap)
+
+    return app
+
+
+def serve(
+    settings: Settings,
+    network: Network,
+    grid: Grid,
+    wrap: Callable[[Strategy], Strategy] = lambda strategy: strategy,
+) -> Result:
+    """Runs a federation from its newest checkpoint, or from the start, to its last round."""
+    model = settings.build(network)
+    out = Path(settings.out)
+    state = start(settings, model)
+    identity = _identity(settings, model)
+    found, warnings = checkpoints.load(out / "checkpoint", state, identity)
+    for warning in warnings:
+        log(WARNING, "Passed over: %s.", warning)
+    if found is not None:
+        log(INFO, "Going on after round %d.", found.round)
+        state = found
+    if state.round > settings.rounds:
+        raise UserError(f"{out} has {state.round} rounds already; ask for more than that, not for {settings.rounds}.")
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoints.replace(out / "config.toml", tomli_w.dumps(settings.dump()).encode())
+
+    def after_round(latest: State, status: Status) -> None:
+        checkpoints.save(out / "checkpoint", latest, identity)
+        write_metrics(out, latest)
+        checkpoints.replace(out / STATUS, status.dump())
+
+    strategy = FederatedStrategy(settings, model, state, after_round)
+    left = settings.rounds - state.round
+    if left > 0:
+        (out / "summary.json").unlink(missing_ok=True)
+        wrapped = wrap(strategy)
+        wrapped.start(grid, wire.pack(settings.algorithm.down(state.server)), left, timeout=settings.round_timeout)
+    result = strategy.result(out)
+    if left > 0 or not (out / "summary.json").exists():
+        result.write(out)
+    log(INFO, "The files of the run are in %s.", out)
+    return result
+
+
+def start(settings: Settings, model: Model) -> State:
+    """The state before the first round. Of the clients, the server keeps the numbers that they show."""
+    algorithm, everyone = settings.algorithm, settings.clients
+    server = algorithm.server_init(model, everyone, Rng(settings.seed, START, [SERVER]))
+    down = algorithm.down(server)
+    seen = algorithm.inspect(down, algorithm.client_init(model, down, Rng(settings.seed, START, [0])))
+    unknown = torch.full((everyone,), math.nan)
+    numbers = {name: unknown.clone() for name, value in seen.items() if value.shape == (1,)}
+    return State(0, server, numbers, Scores(unknown.clone(), unknown.clone()), (), 0.0)
+
+
+def _identity(settings: Settings, model: Model) -> dict[str, Any]:
+    """What a checkpoint must share with the run that goes on from it."""
+    same = {key: value for key, value in flat(settings.dump()).items() if key not in FREE}
+    return {**same, "network shapes": {name: list(leaf.shape) for name, leaf in tree.named(model.initial).items()}}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A site that has said who it is."""
+
+    node: int
+    client: int
+    name: str
+    n: int
+    shape: tuple[int, ...]
+
+
+STATUS = "federation.json"
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """What there is to see of a site: its last complete round, its number tau (if it has one) and its faults."""
+
+    name: str
+    client: int
+    n: int
+    connected: bool
+    replied: int
+    tau: float | None
+    faults: int
+    last_fault: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """A running federation as others see it: the server's federation.json."""
+
+    experiment: str
+    method: str
+    round: int
+    rounds: int
+    asked: int
+    replies: int
+    uploads: int
+    pm: float | None
+    gm: float | None
+    sites: tuple[SiteStatus, ...]
+    notes: tuple[str, ...]
+
+    def dump(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+
+class Sites(Federation):
+    """What the server knows of the sites' data: names and sizes. One that never answered has no size."""
+
+    def __post_init__(self) -> None:
+        """Nothing is refused: there is no data here."""
+
+
+@dataclass(frozen=True)
+class Deployed(Result):
+    """A finished run whose clients are elsewhere: their numbers are known, what they keep is not."""
+
+    def _inspected(self) -> dict[str, Tensor]:
+        seen: dict[str, Tensor] = self.state.clients
+        return seen
+
+
+class FederatedStrategy(Strategy):
+    """Runs any method of ours by Flower's loop.
+
+    A round is complete, and ``after_round`` hears of it, when its evaluation is. What Flower hands from step to step
+    is taken over as the server's state, so a strategy around this one may change it (to add noise, say).
+    """
+
+    def __init__(
+        self, settings: Settings, model: Model, state: State, after_round: Callable[[State, Status], None]
+    ) -> None:
+        self.settings, self.model, self.state = settings, model, state
+        self.known: dict[int, Known] = {}
+        self.faults: dict[str, list[str]] = {}
+        self.notes: list[str] = []
+        self._after_round = after_round
+        self._layout: wire.Layout | None = None
+        self._asked: dict[int, bool] = {}
+        self._last_reply: dict[int, int] = {}
+        self._asked_for = self._replies = self._uploads = 0
+        self._merged: State | None = None
+        self._began = 0.0
+
+    # -- a round, in Flower's order
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Every site that has something to do gets ``down``; those that are drawn are asked for an upload."""
+        self._began, self._merged = time.perf_counter(), None
+        self.state = replace(self.state, server=self._taken_over(self.state.server, arrays))
+        self._gather(grid)
+        algorithm, round = self.settings.algorithm, self.state.round
+        evaluate = self._evaluates and algorithm.personalised and not algorithm.personal_after_merge
+        drawn = uploaders(self.settings.seed, round, self.settings.clients, self.settings.participation)
+        jobs = plan(self._setup, round, drawn, evaluate)
+        wanted = {client: job.upload for job in jobs for client in job.clients}
+        self._asked = {site.node: wanted[site.client] for site in self.known.values() if site.client in wanted}
+        self._asked_for = len(self._asked)
+        message = self._job(evaluate, config)
+        return [
+            Message(
+                RecordDict({wire.DOWN: arrays, wire.JOB: message}),
+                node,
+                f"{MessageType.TRAIN}.{'upload' if upload else 'adapt'}",
+                group_id=str(round),
+                ttl=self.settings.round_timeout,
+            )
+            for node, upload in self._asked.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Merges the uploads that can be used."""
+        state, ups, usable = self.state, {}, self._usable(replies)
+        self._replies = len(usable)
+        for client, records in usable:
+            numbers = wire.numbers(records)
+            if self._asked[self._node(client)]:
+                ups[client] = self._upload(records)
+            state = self._noted(state, client, numbers)
+            if numbers.get("anew"):
+                self._note(f"{self._name(client)} had kept nothing and started anew from what was sent.")
+        if self._replies < min(self.settings.min_replies, len(self._asked)):
+            raise UserError(
+                f"Round {state.round + 1} has {self._replies} usable replies of {len(self._asked)} where "
+                f"min-replies is {self.settings.min_replies}; run again to go on after round {state.round}."
+            )
+        ups = self._without_outliers(ups)
+        self._uploads = len(ups)
+        server = state.server
+        if ups:
+            server = self.settings.algorithm.merge(server, tree.cat([ups[client] for client in sorted(ups)]))
+        else:
+            self._note("there was no upload to merge; what the server keeps stays as it is.")
+        self._merged = replace(state, server=server)
+        return wire.pack(self.settings.algorithm.down(server)), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Where an evaluation is due, every site gets what was merged, to test it on its own data."""
+        self._asked = {}
+        if self._merged is None:  # a strategy around this one did not let the round be merged
+            return []
+        self._merged = replace(self._merged, server=self._taken_over(self._merged.server, arrays))
+        if not self._evaluates:
+            return []
+        algorithm, server = self.settings.algorithm, self._merged.server
+        records = RecordDict({wire.DOWN: arrays, wire.JOB: self._job(True, config)})
+        general = algorithm.general(server) if algorithm.global_model else None
+        if general is not None:
+            records[wire.GENERAL] = wire.pack(general)
+        self._asked = {site.node: False for site in self.known.values()}
+        return [
+            Message(
+                records,
+                node,
+                MessageType.EVALUATE,
+                group_id=str(self.state.round),
+                ttl=self.settings.round_timeout,
+            )
+            for node in self._asked
+        ]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Puts the sites' numbers together; the round is complete."""
+        if self._merged is None:
+            return None
+        state, general = self._merged, []
+        for client, records in self._usable(replies):
+            numbers = wire.numbers(records)
+            state = self._noted(state, client, numbers)
+            if numbers.get("gm.samples"):
+                names = ("gm.accuracy", "gm.nll", "gm.samples")
+                general.append([float(str(numbers[name])) for name in names])
+        measured = self._measured(state, general) if self._evaluates else None
+        seconds = state.seconds + time.perf_counter() - self._began
+        history = state.history
+        if measured is not None:
+            history = (*history, {"round": state.round + 1, **measured, "seconds": round(seconds, 3)})
+        self.state = replace(state, round=state.round + 1, history=history, seconds=seconds)
+        self._merged = None
+        self._after_round(self.state, self.status())
+        return MetricRecord({name: value for name, value in (measured or {}).items() if value is not None}) or None
+
+    def summary(self) -> None:
+        """Says what runs."""
+        settings = self.settings
+        log(INFO, "\t%s, %d sites, rounds %d to %d", settings.algorithm.title, settings.clients, self.state.round + 1,
+            settings.rounds)  # fmt: skip
+
+    # -- sites
+
+    def _gather(self, grid: Grid) -> None:
+        """Gets to know the nodes that are there; waits, but not for ever, for as many sites as a round needs."""
+        patience = time.monotonic() + self.settings.wait
+        refused: set[int] = set()
+        while True:
+            connected = set(grid.get_node_ids())
+            self.known = {node: site for node, site in self.known.items() if node in connected}
+            new = sorted(connected - set(self.known) - refused)
+            self._greet(grid, new)
+            refused |= {node for node in new if node not in self.known}
+            if len(self.known) >= self.settings.min_sites:
+                return
+            if time.monotonic() > patience:
+                names = ", ".join(site.name for site in self.known.values()) or "none"
+                raise UserError(
+                    f"After {self.settings.wait:g} s, {len(self.known)} of {self.settings.min_sites} sites (min-sites) "
+                    f"are there: {names}. Start the others and run again to go on after round {self.state.round}."
+                )
+            time.sleep(min(1.0, self.settings.wait / 10))
+
+    def _greet(self, grid: Grid, nodes: list[int]) -> None:
+        if not nodes:
+            return
+        hello = ConfigRecord({"format": wire.FORMAT, "round": self.state.round})
+        messages = [Message(RecordDict({wire.JOB: hello}), node, MessageType.QUERY) for node in nodes]
+        answered = set()
+        for reply in grid.send_and_receive(messages, timeout=min(self.settings.round_timeout, self.settings.wait)):
+            node = reply.metadata.src_node_id
+            answered.add(node)
+            try:
+                self._meet(node, wire.config(wire.content(reply), wire.SITE))
+            except (wire.Malformed, KeyError, ValueError, TypeError) as error:
+                self._fault(f"node {node}", f"it was turned away: {error}")
+        for node in sorted(set(nodes) - answered):
+            self._fault(f"node {node}", "it did not say who it is")
+
+    def _meet(self, node: int, about: Mapping[str, Any]) -> None:
+        wire.check_format(about)
+        site = Known(node, int(about["client"]), str(about["name"])[:64], int(about["n"]), tuple(about["shape"]))
+        if not 0 <= site.client < self.settings.clients or site.n < 1:
+            raise wire.Malformed(f"there is no client {site.client} with {site.n} samples")
+        for other in self.known.values():
+            if other.client == site.client:
+                raise wire.Malformed(f"node {other.node} is client {site.client} already")
+        if self._layout is None:
+            self._layout = self._imagined(site.shape)
+        self.known[node] = site
+
+    def _imagined(self, shape: tuple[int, ...]) -> wire.Layout:
+        """What uploads look like: that of a client with two blank samples, to compare others with."""
+        blank = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.long)
+        classes = [str(label) for label in range(self.model.classes)]
+        setup = Setup(self.settings.algorithm, self.model, Federation.from_clients([(*blank, *blank)], classes), 0)
+        down = self.settings.algorithm.down(self.state.server)
+        client = self.settings.algorithm.client_init(self.model, down, Rng(0, START, [0]))
+        outcome = perform(setup, down, client, Job(0, (0,), upload=True))
+        return wire.Layout.of(self.settings.algorithm, down, outcome.up)
+
+    def _node(self, client: int) -> int:
+        return next(site.node for site in self.known.values() if site.client == client)
+
+    def _name(self, client: int) -> str:
+        return self.known[self._node(client)].name
+
+    # -- replies
+
+    def _usable(self, replies: Iterable[Message]) -> list[tuple[int, RecordDict]]:
+        """The replies that say something, one for each site that was asked, in the order of the clients."""
+        found: dict[int, RecordDict] = {}
+        answered = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            answered.add(node)
+            site = self.known.get(node)
+            try:
+                if site is None or node not in self._asked:
+                    raise wire.Malformed("nobody asked it")
+                if reply.metadata.group_id != str(self.state.round):
+                    raise wire.Malformed(f"it answers for round {reply.metadata.group_id}")
+                if site.client in found:
+                    raise wire.Malformed("it answered twice; the first answer counts")
+                records = wire.content(reply)
+                wire.numbers(records)
+                if self._asked[node]:
+                    self._upload(records)
+                found[site.client] = records
+            except wire.Malformed as error:
+                self._fault(site.name if site is not None else f"node {node}", f"its reply was left out: {error}")
+        for node in self._asked:
+            if node not in answered:
+                self._fault(self.known[node].name, "its reply did not come in time")
+        for client in found:
+            self._last_reply[client] = self.state.round + 1
+        return sorted(found.items())
+
+    def _upload(self, records: RecordDict) -> Any:
+        assert self._layout is not None
+        return self._layout.read(wire.arrays(records, wire.UP), wire.numbers(records))
+
+    def _without_outliers(self, ups: dict[int, Any]) -> dict[int, Any]:
+        """The uploads without those whose weight (n or tau) would leave nothing of all others."""
+        assert self._layout is not None
+        kept = dict(ups)
+        for column, weight in enumerate(self._layout.weights):
+            if weight and ups:
+                values = {client: float(tree.leaves(up)[column]) for client, up in ups.items()}
+                middle = sorted(values.values())[(len(values) - 1) // 2]
+                for client, value in values.items():
+                    if value > OUTLIER * middle:
+                        kept.pop(client, None)
+                        name = self._layout.names[column].removeprefix("up.")
+                        self._fault(self._name(client), f"its upload was left out: its {name} is {value:g}")
+        return kept
+
+    def _noted(self, state: State, client: int, numbers: Mapping[str, Any]) -> State:
+        """The state with what a site says of itself."""
+
+        def put(values: Tensor, name: str) -> Tensor:
+            value = numbers.get(name)
+            if not isinstance(value, int | float):
+                return values
+            return values.index_fill(0, torch.tensor([client]), float(value))
+
+        seen = {name: put(values, f"seen.{name}") for name, values in state.clients.items()}
+        scores = Scores(put(state.scores.accuracy, "pm.accuracy"), put(state.scores.nll, "pm.nll"))
+        return replace(state, clients=seen, scores=scores)
+
+    @property
+    def _prefix(self) -> str:
+        return f"Round {self.state.round + 1}: "
+
+    def _fault(self, name: str, what: str) -> None:
+        self.faults.setdefault(name, []).append(f"{self._prefix}{what}")
+        self._note(f"{name}: {what}.")
+
+    def _note(self, text: str) -> None:
+        self.notes.append(f"{self._prefix}{text}")
+        log(WARNING, "%s", self.notes[-1])
+
+    # -- results
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether the round that runs is evaluated."""
+        done, every = self.state.round + 1, self.settings.eval_every
+        return done == self.settings.rounds or (every > 0 and done % every == 0)
+
+    def _measured(self, state: State, general: list[list[float]]) -> dict[str, float | None]:
+        """The clients' mean scores; the global model's over all of their test samples."""
+        table = torch.tensor(general, dtype=torch.float64).view(-1, 3)
+        gm, gm_loss = ((table[:, :2] * table[:, 2:]).sum(0) / table[:, 2].sum()).tolist()
+        pm, pm_loss = 100 * mean(state.scores.accuracy), mean(state.scores.nll)
+        values = {"pm": pm, "gm": 100 * gm, "pm_loss": pm_loss, "gm_loss": gm_loss}
+        return {name: number(value) for name, value in values.items()}
+
+    def _taken_over(self, server: Any, arrays: ArrayRecord) -> Any:
+        """The server with what Flower hands on in place of what was sent down."""
+        sent = wire.unpack(arrays, self.settings.algorithm.down(server))
+        changed = tree.named(sent)
+        return tree.rebuild(server, [changed.get(name, leaf) for name, leaf in tree.named(server).items()])
+
+    def _job(self, evaluate: bool, config: ConfigRecord) -> ConfigRecord:
+        own = {"format": wire.FORMAT, "round": self.state.round, "evaluate": evaluate}
+        return ConfigRecord({**config, **own})
+
+    @property
+    def _setup(self) -> Setup:
+        """The federation as the server knows it."""
+        known = {site.client: site for site in self.known.values()}
+        shards = tuple(
+            Shard(
+                known[j].name if j in known else str(j),
+                np.broadcast_to(np.int64(0), (known[j].n if j in known else 0,)),
+                (),
+                (),
+            )
+            for j in range(self.settings.clients)
+        )
+        shape = next((site.shape for site in known.values()), ())
+        nothing = Split(torch.empty(0, *shape), torch.empty(0, dtype=torch.long))
+        classes = tuple(str(label) for label in range(self.model.classes))
+        sites = Sites(self.settings.experiment, nothing, nothing, shards, classes)
+        return Setup(self.settings.algorithm, self.model, sites, self.settings.seed)
+
+    def result(self, out: Path | None = None) -> Result:
+        """What the run has come to."""
+        return Deployed(self._setup, self.state, None, out)
+
+    def status(self) -> Status:
+        """What there is to see."""
+        taus = self.state.clients.get("tau")
+        by_client = {site.client: site for site in self.known.values()}
+        sites = []
+        for client, shard in enumerate(self._setup.federation.shards):
+            found = self.faults.get(shard.id, [])
+            tau = number(float(taus[client])) if taus is not None else None
+            last = self._last_reply.get(client, 0)
+            sites.append(
+                SiteStatus(
+                    shard.id, client, shard.n, client in by_client, last, tau, len(found), found[-1] if found else ""
+                )
+            )
+        last_scores: Mapping[str, float | None] = self.state.history[-1] if self.state.history else {}
+        return Status(
+            self.settings.experiment,
+            self.settings.algorithm.title,
+            self.state.round,
+            self.settings.rounds,
+            self._asked_for,
+            self._replies,
+            self._uploads,
+            last_scores.get("pm"),
+            last_scores.get("gm"),
+            tuple(sites),
+            tuple(self.notes[-20:]),
+        )
