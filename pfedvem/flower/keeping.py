@@ -66,7 +66,7 @@ class Keeping:
 
         A site that missed rounds goes on from what it had. ``like`` is a state of the same method and network.
         """
-        warnings = []
+        warnings: list[str] = []
         for number in reversed([r for r in self._rounds() if r <= round]):
             try:
                 return self._read(number, like), warnings

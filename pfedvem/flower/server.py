@@ -28,6 +28,7 @@ from pfedvem.data.federation import Federation, Shard, Split
 from pfedvem.errors import UserError
 from pfedvem.flower import wire
 from pfedvem.flower.settings import FREE, Network, Settings
+from pfedvem.flower.watch import STATUS
 from pfedvem.models import Model
 from pfedvem.rng import SERVER, START, Rng, uploaders
 from pfedvem.simulation import checkpoints
@@ -122,9 +123,6 @@ class Known:
     name: str
     n: int
     shape: tuple[int, ...]
-
-
-STATUS = "federation.json"
 
 
 @dataclass(frozen=True)
