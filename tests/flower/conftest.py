@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,6 @@ SIZES = (7, 12, 2, 23)
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
-def alone(federation: Federation, client: int) -> Federation:
-    """The data of one client."""
-    return replace(federation, shards=(federation.shards[client],))
 
 
 class Place:
@@ -55,7 +49,7 @@ class Place:
         return self.settings.build(network)
 
     def data(self, context: Context) -> Federation:
-        return alone(self.federation, int(str(context.node_config["partition-id"])))
+        return self.federation.only(int(str(context.node_config["partition-id"])))
 
     def app(self, **options: Any) -> ClientApp:
         return client_app(self.data, network, **options)

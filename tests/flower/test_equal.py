@@ -17,15 +17,20 @@ from pfedvem.simulation.fit import fit
 from tests.flower.conftest import SIZES, Place
 
 
+# Fewer steps than by default, to save time.
+QUICK = {"local": {"epochs": 2}, "perfedavg": {"steps": 3}, "pfedme": {"epochs": 1}, "pfedbayes": {"epochs": 2}}
+
+
 @pytest.mark.parametrize("name", [*METHODS, "examples.ditto:Ditto"])
 def test_the_simulator_and_flower_end_with_the_same_server_clients_and_scores(
     name: str, place: Place, tmp_path: Path
 ) -> None:
-    place.config |= {"method": name}
+    hyper = QUICK.get(name, {})
+    place.config |= {"method": name, **{f"algorithm.{key}": value for key, value in hyper.items()}}
     deployed = place.run()
     model = place.model
     simulated = fit(
-        method(name)(),
+        method(name)(**hyper),
         model,
         place.federation,
         rounds=3,

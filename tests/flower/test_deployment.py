@@ -1,0 +1,174 @@
+"""A real deployment on loopback: a SuperLink and three SuperNodes with TLS and node keys, and what happens to them.
+
+Minutes long, so ``make test`` leaves it out and ``make test-flower`` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfedvem.flower.keys import make_keys
+from pfedvem.flower.new import new_app
+
+pytestmark = pytest.mark.deployment
+BIN = Path(sys.executable).parent
+SITES = 3
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Waits for a condition, and fails with what was waited for."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{what}: not within {seconds:g} s")
+
+
+class Deployment:
+    """The processes of a federation; each has its log beside the app."""
+
+    def __init__(self, folder: Path) -> None:
+        self.app = folder / "app"
+        new_app(self.app, SITES)
+        self.keys = self.app / "keys"
+        self.port = free_port()
+        make_keys(self.keys, SITES, port=self.port)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(self.keys / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with open(self.log(name), "ab") as log:
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                cwd=self.app,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that it can be killed with all that it has started
+            )
+        self.running[name] = process
+        return process
+
+    def log(self, name: str) -> Path:
+        return self.app / f"{name}.log"
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def superlink(self) -> None:
+        certificates = ["--ssl-ca-certfile", "keys/ca.pem", "--ssl-certfile", "keys/server.pem"]
+        options = [*certificates, "--ssl-keyfile", "keys/server.key", "--enable-supernode-auth"]
+        options += ["--disable-runtime-dependency-installation", "--database", "superlink.db"]
+        self.start("superlink", "flower-superlink", "--port", str(self.port), *options)
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        until(listens, 60, "the SuperLink listens")
+
+    def supernode(self, site: int, name: str = "", *, keys: Path | None = None, ca: Path | None = None) -> None:
+        key = (keys or self.keys) / f"site-{site}.key"
+        config = f'partition-id={site} state-dir="{self.app / "kept" / str(site)}" name="hospital-{site}"'
+        options = ["--root-certificates", str(ca or self.keys / "ca.pem"), "--port", str(free_port())]
+        options += ["--auth-supernode-private-key", str(key), "--node-config", config]
+        options += ["--max-retries", "2"] if name else []
+        self.start(name or f"node-{site}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", *options)
+
+    def flwr(self, *words: str) -> str:
+        ran = subprocess.run(
+            [str(BIN / "flwr"), *words], cwd=self.app, env=self.environment, capture_output=True, text=True, timeout=120
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    def status(self) -> dict[str, Any]:
+        file = self.app / "out" / "federation.json"
+        status: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"round": 0}
+        return status
+
+    def round(self, number: int, seconds: float = 120) -> None:
+        until(lambda: self.status()["round"] >= number, seconds, f"round {number} is complete")
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path)
+    try:
+        yield made
+    finally:
+        for name in list(made.running):
+            made.kill(name)
+        for log in sorted(made.app.glob("*.log")):  # shown by pytest where a test has failed
+            print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def test_a_federation_survives_a_killed_node_and_a_killed_server_and_turns_strangers_away(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    strangers = tmp_path / "strangers"
+    make_keys(strangers, 1)
+    deployment.superlink()
+    for site in range(SITES):
+        deployment.flwr("supernode", "register", f"keys/site-{site}.pub")
+        deployment.supernode(site)
+    deployment.supernode(0, "unregistered", keys=strangers)
+    deployment.supernode(0, "deceived", ca=strangers / "ca.pem")
+    settings = "eval-every=0 round-timeout=25.0 min-replies=2"
+    deployment.flwr("run", ".", "--run-config", settings)
+
+    deployment.round(2)
+    deployment.kill("node-0")  # in the middle of round 3
+    kept = sorted((deployment.app / "kept" / "0").rglob("round-*.safetensors"))
+    assert [file.stem for file in kept][:2] in (["round-00001", "round-00002"], ["round-00000", "round-00001"])
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in kept)
+    deployment.supernode(0)
+    deployment.round(3)
+    for name in ("unregistered", "deceived"):
+        assert until(lambda name=name: deployment.running[name].poll(), 5, f"{name} has given up") != 0  # type: ignore[misc]
+    deployment.kill("superlink")
+    done = deployment.status()["round"]
+
+    deployment.superlink()
+    deployment.flwr("run", ".", "--run-config", settings)
+    deployment.round(5, 180)
+    until((deployment.app / "out" / "summary.json").is_file, 30, "the summary is written")
+    summary = json.loads((deployment.app / "out" / "summary.json").read_text())
+    assert (summary["method"], summary["clients"], summary["rounds"]) == ("pfedvem", SITES, 5)
+    assert summary["pm"] > 90
+    assert done < 5
+    notes = " ".join(deployment.status()["notes"])
+    assert "anew" not in notes
+    assert "unregistered" not in notes
+    sites = deployment.status()["sites"]
+    assert [site["replied"] for site in sites] == [5, 5, 5]
+    assert all(site["connected"] and site["tau"] > 0 for site in sites)
