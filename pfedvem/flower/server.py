@@ -5,10 +5,12 @@ A reply that is late, failed, doubled or malformed is counted, named by its site
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -64,8 +66,25 @@ def serve(
     wrap: Callable[[Strategy], Strategy] = lambda strategy: strategy,
 ) -> Result:
     """Runs a federation from its newest checkpoint, or from the start, to its last round."""
-    model = settings.build(network)
     out = Path(settings.out)
+    out.mkdir(parents=True, exist_ok=True)
+    with only_server(out):
+        return _serve(settings, network, grid, out, wrap)
+
+
+@contextmanager
+def only_server(out: Path) -> Iterator[None]:
+    """Refuses a second server in the same folder: a ServerApp may outlive a SuperLink that was killed."""
+    with open(out / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"Another server is at work in {out}; end its flwr-serverapp process first.") from error
+        yield
+
+
+def _serve(settings: Settings, network: Network, grid: Grid, out: Path, wrap: Callable[[Strategy], Strategy]) -> Result:
+    model = settings.build(network)
     state = start(settings, model)
     identity = _identity(settings, model)
     found, warnings = checkpoints.load(out / "checkpoint", state, identity)
@@ -76,7 +95,6 @@ def serve(
         state = found
     if state.round > settings.rounds:
         raise UserError(f"{out} has {state.round} rounds already; ask for more than that, not for {settings.rounds}.")
-    out.mkdir(parents=True, exist_ok=True)
     checkpoints.replace(out / "config.toml", tomli_w.dumps(settings.dump()).encode())
 
     def after_round(latest: State, status: Status) -> None:

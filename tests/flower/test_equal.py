@@ -16,7 +16,6 @@ from pfedvem.rng import START, Rng
 from pfedvem.simulation.fit import fit
 from tests.flower.conftest import SIZES, Place
 
-
 # Fewer steps than by default, to save time.
 QUICK = {"local": {"epochs": 2}, "perfedavg": {"steps": 3}, "pfedme": {"epochs": 1}, "pfedbayes": {"epochs": 2}}
 

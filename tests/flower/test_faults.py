@@ -20,7 +20,7 @@ from pfedvem.errors import UserError
 from pfedvem.flower import wire
 from pfedvem.flower.keeping import KEPT, Keeping
 from pfedvem.flower.local import LocalGrid
-from pfedvem.flower.server import start
+from pfedvem.flower.server import only_server, start
 from pfedvem.flower.settings import Settings
 from pfedvem.simulation.results import Result
 from tests.flower.conftest import SIZES, Place
@@ -269,6 +269,12 @@ def test_a_complete_run_stays_as_it_is_when_it_is_run_again(place: Place) -> Non
     before = {path: path.read_bytes() for path in (place.folder / "out").rglob("*") if path.is_file()}
     place.run()
     assert before == {path: path.read_bytes() for path in (place.folder / "out").rglob("*") if path.is_file()}
+
+
+def test_a_second_server_in_the_same_folder_is_refused(place: Place) -> None:
+    (place.folder / "out").mkdir()
+    with only_server(place.folder / "out"), pytest.raises(UserError, match="Another server is at work in"):
+        place.run()
 
 
 def test_a_run_with_other_settings_does_not_go_on(place: Place) -> None:
