@@ -87,6 +87,7 @@ class Deployment:
                 env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self.running[name] = process
         return process
@@ -97,8 +98,11 @@ class Deployment:
     def kill(self, name: str) -> None:
         """Kills a process with all that it has started, as a machine that fails does."""
         process = self.running.pop(name)
-        for pid in (process.pid, *descendants(process.pid)):
-            with suppress(ProcessLookupError):  # it may have ended by itself
+        started = descendants(process.pid)
+        with suppress(ProcessLookupError):  # it may have ended by itself, and left others behind
+            os.killpg(process.pid, signal.SIGKILL)
+        for pid in started:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
@@ -178,7 +182,7 @@ def test_a_federation_survives_a_killed_node_and_a_killed_server_and_turns_stran
         deployment.supernode(site)
     deployment.supernode(0, "unregistered", keys=strangers)
     deployment.supernode(0, "deceived", ca=strangers / "ca.pem")
-    settings = "eval-every=0 round-timeout=25.0 min-replies=2"
+    settings = "eval-every=0 round-timeout=60.0 min-replies=2"
     deployment.flwr("run", ".", "--run-config", settings)
 
     deployment.round(2)
