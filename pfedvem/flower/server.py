@@ -204,7 +204,8 @@ class FederatedStrategy(Strategy):
         self, settings: Settings, model: Model, state: State, after_round: Callable[[State, Status], None]
     ) -> None:
         self.settings, self.model, self.state = settings, model, state
-        self.known: dict[int, Known] = {}
+        self.known: dict[int, Known] = {}  # the sites that are there, by node
+        self.met: dict[int, Known] = {}  # all that ever were, by client
         self.faults: dict[str, list[str]] = {}
         self.notes: list[str] = []
         self._after_round = after_round
@@ -371,9 +372,11 @@ class FederatedStrategy(Strategy):
         for other in self.known.values():
             if other.client == site.client:
                 raise wire.Malformed(f"node {other.node} is client {site.client} already")
+        if any(other.name == site.name for client, other in self.met.items() if client != site.client):
+            site = replace(site, name=f"{site.name} ({site.client})")
         if self._layout is None:
             self._layout = self._imagined(site.shape)
-        self.known[node] = site
+        self.known[node] = self.met[site.client] = site
 
     def _imagined(self, shape: tuple[int, ...]) -> wire.Layout:
         """What uploads look like: that of a client with two blank samples, to compare others with."""
@@ -382,14 +385,17 @@ class FederatedStrategy(Strategy):
         setup = Setup(self.settings.algorithm, self.model, Federation.from_clients([(*blank, *blank)], classes), 0)
         down = self.settings.algorithm.down(self.state.server)
         client = self.settings.algorithm.client_init(self.model, down, Rng(0, START, [0]))
-        outcome = perform(setup, down, client, Job(0, (0,), upload=True))
+        try:
+            outcome = perform(setup, down, client, Job(0, (0,), upload=True))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise wire.Malformed(f"its inputs of shape {shape} do not fit the network") from error
         return wire.Layout.of(self.settings.algorithm, down, outcome.up)
 
     def _node(self, client: int) -> int:
-        return next(site.node for site in self.known.values() if site.client == client)
+        return self.met[client].node
 
     def _name(self, client: int) -> str:
-        return self.known[self._node(client)].name
+        return self.met[client].name
 
     # -- replies
 
@@ -427,18 +433,18 @@ class FederatedStrategy(Strategy):
         return self._layout.read(wire.arrays(records, wire.UP), wire.numbers(records))
 
     def _without_outliers(self, ups: dict[int, Any]) -> dict[int, Any]:
-        """The uploads without those whose weight (n or tau) would leave nothing of all others."""
+        """The uploads without those whose weight would leave nothing of all others."""
         assert self._layout is not None
         kept = dict(ups)
-        for column, weight in enumerate(self._layout.weights):
-            if weight and ups:
-                values = {client: float(tree.leaves(up)[column]) for client, up in ups.items()}
-                middle = sorted(values.values())[(len(values) - 1) // 2]
-                for client, value in values.items():
-                    if value > OUTLIER * middle:
-                        kept.pop(client, None)
-                        name = self._layout.names[column].removeprefix("up.")
-                        self._fault(self._name(client), f"its upload was left out: its {name} is {value:g}")
+        for column, name in enumerate(self._layout.names):
+            if name not in wire.WEIGHTS or not ups:
+                continue
+            values = {client: float(tree.leaves(up)[column]) for client, up in ups.items()}
+            middle = sorted(values.values())[(len(values) - 1) // 2]
+            for client, value in values.items():
+                if value > OUTLIER * middle and kept.pop(client, None) is not None:
+                    what = f"its upload was left out: its {name.removeprefix('up.')} is {value:g}"
+                    self._fault(self._name(client), what)
         return kept
 
     def _noted(self, state: State, client: int, numbers: Mapping[str, Any]) -> State:
@@ -495,17 +501,13 @@ class FederatedStrategy(Strategy):
     @property
     def _setup(self) -> Setup:
         """The federation as the server knows it."""
-        known = {site.client: site for site in self.known.values()}
+        names = {client: site.name for client, site in self.met.items()}
+        sizes = {client: site.n for client, site in self.met.items()}
         shards = tuple(
-            Shard(
-                known[j].name if j in known else str(j),
-                np.broadcast_to(np.int64(0), (known[j].n if j in known else 0,)),
-                (),
-                (),
-            )
+            Shard(names.get(j, str(j)), np.broadcast_to(np.int64(0), (sizes.get(j, 0),)), (), ())
             for j in range(self.settings.clients)
         )
-        shape = next((site.shape for site in known.values()), ())
+        shape = next((site.shape for site in self.met.values()), ())
         nothing = Split(torch.empty(0, *shape), torch.empty(0, dtype=torch.long))
         classes = tuple(str(label) for label in range(self.model.classes))
         sites = Sites(self.settings.experiment, nothing, nothing, shards, classes)

@@ -1,7 +1,7 @@
 """What goes over the wire: trees of tensors as Flower's records, and the checks of what comes back.
 
 A message carries ``Down`` as one ``ArrayRecord``. A reply carries the arrays of ``Up`` as one ``ArrayRecord`` and its
-weights (one number a client, such as n and tau) in the ``MetricRecord``. Where a method sends up what it got down,
+numbers (one of a client, such as n and tau) in the ``MetricRecord``. Where a method sends up what it got down,
 trained, the arrays have the names of ``Down``: that is what Flower's privacy mods clip and add noise to.
 """
 
@@ -22,6 +22,8 @@ from pfedvem.algorithms.base import AnyAlgorithm
 
 FORMAT = 1  # of messages; a site and a server of different formats do not talk to each other
 DOWN, GENERAL, UP, JOB, NUMBERS, SITE = "down", "general", "up", "job", "numbers", "site"
+
+WEIGHTS = {"up.n", "up.tau"}  # numbers that methods weigh uploads by
 
 T = TypeVar("T")
 
@@ -71,37 +73,37 @@ class Layout:
 
     like: Any
     names: tuple[str, ...]
-    """For each leaf of the upload its name in the record of arrays, or that of its number."""
-    weights: tuple[bool, ...]
-    """Whether a leaf is a number of its client, (1,)."""
+    """For each leaf of the upload its name among the arrays or among the numbers."""
+    numbers: tuple[bool, ...]
+    """Whether a leaf is one number, (1,)."""
 
     @staticmethod
     def of(algorithm: AnyAlgorithm, down: Any, up: Any) -> Layout:
-        own = tree.named(up)
-        weights = tuple(leaf.shape == (1,) for leaf in own.values())
-        arrays = [leaf.shape[1:] for leaf, weight in zip(own.values(), weights, strict=True) if not weight]
-        sent = tree.named(down)
-        trained = not algorithm.sends_changes and arrays == [leaf.shape for leaf in sent.values()]
-        free = iter(sent if trained else [])
-        names = (
-            f"up.{name}" if weight or not trained else next(free) for name, weight in zip(own, weights, strict=True)
+        own, sent = tree.named(up), tree.named(down)
+        numbers = tuple(leaf.shape == (1,) for leaf in own.values())
+        shapes = [leaf.shape[1:] for leaf, number in zip(own.values(), numbers, strict=True) if not number]
+        trained = not algorithm.sends_changes and shapes == [leaf.shape for leaf in sent.values()]
+        free = iter(sent)
+        names = tuple(
+            next(free) or "value" if trained and not number else f"up.{name}"
+            for name, number in zip(own, numbers, strict=True)
         )
-        return Layout(up, tuple(name or "value" for name in names), weights)
+        return Layout(up, names, numbers)
 
     def write(self, up: Any) -> tuple[ArrayRecord, dict[str, float]]:
-        """The arrays and the weights of an upload."""
-        rows = list(zip(self.names, self.weights, tree.leaves(up), strict=True))
-        arrays = {name: leaf[0] for name, weight, leaf in rows if not weight}
-        return record(arrays), {name: float(leaf) for name, weight, leaf in rows if weight}
+        """The arrays and the numbers of an upload."""
+        rows = list(zip(self.names, self.numbers, tree.leaves(up), strict=True))
+        arrays = {name: leaf[0] for name, number, leaf in rows if not number}
+        return record(arrays), {name: float(leaf) for name, number, leaf in rows if number}
 
     def read(self, arrays: ArrayRecord, numbers: Mapping[str, Any]) -> Any:
         """The upload, with a client dimension; refused where it could spoil what it is merged into."""
-        rows = list(zip(self.names, self.weights, tree.leaves(self.like), strict=True))
-        values = iter(tensors(arrays, {name: leaf[0] for name, weight, leaf in rows if not weight}))
+        rows = list(zip(self.names, self.numbers, tree.leaves(self.like), strict=True))
+        values = iter(tensors(arrays, {name: leaf[0] for name, number, leaf in rows if not number}))
         leaves = []
-        for name, weight, like in rows:
-            if weight:
-                leaves.append(torch.tensor([positive(numbers, name)], dtype=like.dtype))
+        for name, number, like in rows:
+            if number:
+                leaves.append(torch.tensor([finite(numbers, name)], dtype=like.dtype))
                 continue
             value = next(values)
             if not bool(value.isfinite().all()):
@@ -110,10 +112,12 @@ class Layout:
         return tree.rebuild(self.like, leaves)
 
 
-def positive(numbers: Mapping[str, Any], name: str) -> float:
-    """A weight: a finite number above 0."""
+def finite(numbers: Mapping[str, Any], name: str) -> float:
+    """A number of an upload: finite, and above 0 where uploads are weighed by it."""
     value = numbers.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise Malformed(f"its number {name!r} is {value!r}, which is not finite")
+    if name in WEIGHTS and value <= 0:
         raise Malformed(f"its number {name!r} is {value!r}, not a weight above 0")
     return float(value)
 

@@ -17,7 +17,7 @@ from pfedvem.simulation.fit import fit
 from tests.flower.conftest import SIZES, Place
 
 # Fewer steps than by default, to save time.
-QUICK = {"local": {"epochs": 2}, "perfedavg": {"steps": 3}, "pfedme": {"epochs": 1}, "pfedbayes": {"epochs": 2}}
+QUICK = {"local": {"epochs": 2}, "perfedavg": {"steps": 3}, "pfedme": {"steps": 2}, "pfedbayes": {"epochs": 2}}
 
 
 @pytest.mark.parametrize("name", [*METHODS, "examples.ditto:Ditto"])

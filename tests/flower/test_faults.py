@@ -205,6 +205,29 @@ def test_too_few_sites_are_waited_for_but_not_for_ever(place: Place) -> None:
         place.run(grid)
 
 
+def test_sites_of_the_same_name_are_told_apart(place: Place) -> None:
+    grid = place.grid()
+    for context in grid.contexts.values():
+        context.node_config["name"] = "clinic"
+    assert [row["client"] for row in place.run(grid).clients] == ["clinic", "clinic (1)", "clinic (2)", "clinic (3)"]
+
+
+def test_a_site_that_leaves_keeps_its_name_and_the_others_go_on(place: Place) -> None:
+    class Leaving(LocalGrid):
+        def answer(self, message: Message) -> list[Message]:
+            if message.metadata.group_id == "1":
+                self.contexts.pop(1003, None)
+            return super().answer(message)
+
+    grid = place.grid()
+    grid.__class__ = Leaving
+    result = place.run(grid)
+    assert result.clients[3]["client"] == "site 3"
+    assert result.clients[3]["n_train"] == SIZES[3]
+    assert [site["connected"] for site in status(place)["sites"]] == [True, True, True, False]
+    assert [site["replied"] for site in status(place)["sites"]] == [3, 3, 3, 1]
+
+
 def test_a_second_node_of_the_same_client_is_turned_away(place: Place) -> None:
     grid = place.grid()
     grid.contexts[1003].node_config["partition-id"] = 0
