@@ -35,7 +35,15 @@ def main() -> None:
         return mlp((1, 8, 8), classes=10)
 
     print("| clipping norm | epsilon a round | PM | GM |\n|---|---|---|---|")
-    for clip, epsilon in ((None, None), (10.0, None), (1.0, None), (1.0, 10_000.0), (1.0, 1000.0), (1.0, 100.0)):
+    for clip, epsilon in (
+        (None, None),
+        (10.0, None),
+        (1.0, None),
+        (1.0, 10_000.0),
+        (1.0, 1000.0),
+        (1.0, 100.0),
+        (1.0, 10.0),
+    ):
         np.random.seed(0)  # the mod draws from NumPy's global generator
         # Another site in this one's place moves what is sent by at most twice the norm.
         mods = (

@@ -18,13 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
+from pfedvem.algorithms import PFedVEM
+from pfedvem.data import load_federation
+from pfedvem.data.settings import DataSettings
 from pfedvem.flower.keys import make_keys
 from pfedvem.flower.new import new_app
+from pfedvem.models import build
+from pfedvem.simulation.fit import fit
 
 pytestmark = pytest.mark.deployment
 BIN = Path(sys.executable).parent
 SITES = 3
+SECURE = (
+    *("--ssl-ca-certfile", "keys/ca.pem", "--ssl-certfile", "keys/server.pem", "--ssl-keyfile", "keys/server.key"),
+    *("--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", "superlink.db"),
+)
 
 
 def free_port() -> int:
@@ -106,11 +116,8 @@ class Deployment:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def superlink(self) -> None:
-        certificates = ["--ssl-ca-certfile", "keys/ca.pem", "--ssl-certfile", "keys/server.pem"]
-        options = [*certificates, "--ssl-keyfile", "keys/server.key", "--enable-supernode-auth"]
-        options += ["--disable-runtime-dependency-installation", "--database", "superlink.db"]
-        self.start("superlink", "flower-superlink", "--port", str(self.port), *options)
+    def superlink(self, *options: str) -> None:
+        self.start("superlink", "flower-superlink", "--port", str(self.port), *(options or SECURE))
 
         def listens() -> bool:
             with socket.socket() as probe:
@@ -211,3 +218,25 @@ def test_a_federation_survives_a_killed_node_and_a_killed_server_and_turns_stran
     sites = deployment.status()["sites"]
     assert [site["replied"] for site in sites] == [5, 5, 5]
     assert all(site["connected"] and site["tau"] > 0 for site in sites)
+
+
+def test_flowers_own_simulation_runs_the_app_to_the_numbers_of_our_simulator(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    link = {"address": f"127.0.0.1:{deployment.port}", "insecure": True}
+    ray = {"num-supernodes": SITES, "backend": {"client-resources": {"num-cpus": 1}}}
+    config = {"superlink": {"default": "simulation", "simulation": {**link, "options": ray}}}
+    (deployment.keys / "home" / "config.toml").write_text(tomli_w.dumps(config))
+    deployment.environment |= {"PFEDVEM_STATE": str(tmp_path / "kept"), "RAY_USAGE_STATS_ENABLED": "0"}
+    options = ["--insecure", "--simulation", "--disable-runtime-dependency-installation"]
+    deployment.superlink(*options)
+    deployment.flwr("run", ".", "--run-config", "rounds=2 eval-every=0")
+    until((deployment.app / "out" / "summary.json").is_file, 120, "the simulation is complete")
+    found = json.loads((deployment.app / "out" / "summary.json").read_text())
+
+    federation = load_federation(DataSettings(dataset="digits", clients=SITES), seed=0)
+    model = build("mlp", federation.shape, 10, seed=0)
+    algorithm = PFedVEM(lr_head=0.01, lr_base=0.01)
+    expected = fit(algorithm, model, federation, rounds=2, participation=1.0, eval_every=0).summary
+    assert found["pm"] == pytest.approx(expected["pm"], abs=0.2)
+    assert found["rounds"] == 2
