@@ -41,6 +41,7 @@ from pfedvem.simulation.work import Job, Scores, Setup, perform
 
 # A weight this many times the median of a round's uploads is no weight: its site alone would make the result.
 OUTLIER = 1e6
+HELLO = 60.0  # seconds for a node to say who it is
 
 
 def server_app(network: Network, wrap: Callable[[Strategy], Strategy] = lambda strategy: strategy) -> ServerApp:
@@ -193,6 +194,16 @@ class Deployed(Result):
         return seen
 
 
+def _value(numbers: Mapping[str, Any], name: str) -> float:
+    """A number that a site reports; nan where it is none, or no possible score."""
+    value = numbers.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return math.nan
+    score = name.startswith(("pm.", "gm."))
+    possible = not score or 0 <= value <= (1 if name.endswith("accuracy") else math.inf)
+    return float(value) if possible else math.nan
+
+
 class FederatedStrategy(Strategy):
     """Runs any method of ours by Flower's loop.
 
@@ -307,9 +318,9 @@ class FederatedStrategy(Strategy):
         for client, records in self._usable(replies):
             numbers = wire.numbers(records)
             state = self._noted(state, client, numbers)
-            if numbers.get("gm.samples"):
-                names = ("gm.accuracy", "gm.nll", "gm.samples")
-                general.append([float(str(numbers[name])) for name in names])
+            row = [_value(numbers, name) for name in ("gm.accuracy", "gm.nll", "gm.samples")]
+            if not any(math.isnan(value) for value in row):  # a site without test data has none
+                general.append(row)
         measured = self._measured(state, general) if self._evaluates else None
         seconds = state.seconds + time.perf_counter() - self._began
         history = state.history
@@ -354,7 +365,8 @@ class FederatedStrategy(Strategy):
         hello = ConfigRecord({"format": wire.FORMAT, "round": self.state.round})
         messages = [Message(RecordDict({wire.JOB: hello}), node, MessageType.QUERY) for node in nodes]
         answered = set()
-        for reply in grid.send_and_receive(messages, timeout=min(self.settings.round_timeout, self.settings.wait)):
+        patience = min(HELLO, self.settings.round_timeout, self.settings.wait)
+        for reply in grid.send_and_receive(messages, timeout=patience):
             node = reply.metadata.src_node_id
             answered.add(node)
             try:
@@ -451,10 +463,8 @@ class FederatedStrategy(Strategy):
         """The state with what a site says of itself."""
 
         def put(values: Tensor, name: str) -> Tensor:
-            value = numbers.get(name)
-            if not isinstance(value, int | float):
-                return values
-            return values.index_fill(0, torch.tensor([client]), float(value))
+            value = _value(numbers, name)
+            return values if math.isnan(value) else values.index_fill(0, torch.tensor([client]), value)
 
         seen = {name: put(values, f"seen.{name}") for name, values in state.clients.items()}
         scores = Scores(put(state.scores.accuracy, "pm.accuracy"), put(state.scores.nll, "pm.nll"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -31,10 +32,13 @@ from pfedvem.simulation.fit import fit
 pytestmark = pytest.mark.deployment
 BIN = Path(sys.executable).parent
 SITES = 3
-SECURE = (
-    *("--ssl-ca-certfile", "keys/ca.pem", "--ssl-certfile", "keys/server.pem", "--ssl-keyfile", "keys/server.key"),
-    *("--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", "superlink.db"),
-)
+GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
+
+
+def documented(start: str) -> list[list[str]]:
+    """The words of the guide's commands that start so."""
+    lines = GUIDE.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(start)]
 
 
 def free_port() -> int:
@@ -117,7 +121,8 @@ class Deployment:
         process.wait()
 
     def superlink(self, *options: str) -> None:
-        self.start("superlink", "flower-superlink", "--port", str(self.port), *(options or SECURE))
+        command = ["flower-superlink", *options] if options else documented("flower-superlink")[0]
+        self.start("superlink", *command, "--port", str(self.port))
 
         def listens() -> bool:
             with socket.socket() as probe:
@@ -125,13 +130,10 @@ class Deployment:
 
         until(listens, 60, "the SuperLink listens")
 
-    def supernode(self, site: int, name: str = "", *, keys: Path | None = None, ca: Path | None = None) -> None:
-        key = (keys or self.keys) / f"site-{site}.key"
-        config = f'partition-id={site} state-dir="{self.app / "kept" / str(site)}" name="hospital-{site}"'
-        options = ["--root-certificates", str(ca or self.keys / "ca.pem"), "--port", str(free_port())]
-        options += ["--auth-supernode-private-key", str(key), "--node-config", config]
-        options += ["--max-retries", "2"] if name else []
-        self.start(name or f"node-{site}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", *options)
+    def supernode(self, site: int, name: str = "", *changes: str) -> None:
+        """The guide's node of this site, at ports that are free; of an option that comes twice, the last one counts."""
+        here = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+        self.start(name or f"node-{site}", *documented("flower-supernode")[site], *here, *changes)
 
     def flwr(self, *words: str) -> str:
         ran = subprocess.run(
@@ -184,13 +186,13 @@ def test_a_federation_survives_a_killed_node_and_a_killed_server_and_turns_stran
     strangers = tmp_path / "strangers"
     make_keys(strangers, 1)
     deployment.superlink()
-    for site in range(SITES):
-        deployment.flwr("supernode", "register", f"keys/site-{site}.pub")
+    for site, (_, *register) in enumerate(documented("flwr supernode register")):
+        deployment.flwr(*register)
         deployment.supernode(site)
-    deployment.supernode(0, "unregistered", keys=strangers)
-    deployment.supernode(0, "deceived", ca=strangers / "ca.pem")
-    settings = "eval-every=0 round-timeout=60.0 min-replies=2"
-    deployment.flwr("run", ".", "--run-config", settings)
+    deployment.supernode(0, "unregistered", "--auth-supernode-private-key", str(strangers / "site-0.key"))
+    deployment.supernode(0, "deceived", "--root-certificates", str(strangers / "ca.pem"), "--max-retries", "2")
+    run = [*documented("flwr run")[0], "--run-config", "eval-every=0 round-timeout=60.0"]
+    deployment.start("run", *run)
 
     deployment.round(2)
     deployment.kill("node-0")  # in the middle of round 3
@@ -205,7 +207,7 @@ def test_a_federation_survives_a_killed_node_and_a_killed_server_and_turns_stran
     done = deployment.status()["round"]
 
     deployment.superlink()
-    deployment.flwr("run", ".", "--run-config", settings)
+    deployment.start("run again", *run)
     deployment.round(5, 180)
     until((deployment.app / "out" / "summary.json").is_file, 30, "the summary is written")
     summary = json.loads((deployment.app / "out" / "summary.json").read_text())

@@ -171,6 +171,23 @@ def test_a_site_whose_app_fails_is_named_with_the_reason(place: Place) -> None:
     assert "FileNotFoundError: the data are gone" in faults(place)[2]
 
 
+def test_scores_that_cannot_be_are_no_scores(place: Place) -> None:
+    class Boasting(LocalGrid):
+        def answer(self, message: Message) -> list[Message]:
+            (reply,) = super().answer(message)
+            if message.metadata.dst_node_id == 1001 and not message.metadata.message_type.startswith("query"):
+                numbers = reply.content.metric_records[wire.NUMBERS]
+                lies = {"pm.accuracy": 7.0, "pm.nll": float("inf"), "gm.accuracy": 9.0, "seen.tau": float("nan")}
+                numbers.update(lies)
+            return [reply]
+
+    grid = place.grid()
+    grid.__class__ = Boasting
+    result = place.run(grid)
+    assert result.clients[1]["pm"] is None
+    assert all(value is None or 0 <= value <= 100 for value in (result.summary["pm"], result.summary["gm"]))
+
+
 class Broken(LocalGrid):
     """A grid in which every upload has overflowed."""
 
