@@ -315,6 +315,7 @@ def flower_watch(
     once: Annotated[bool, Option("--once", help="Show it once instead of following it.")] = False,
 ) -> None:
     """Show a running federation: rounds, sites, replies, and each site's confidence tau."""
+    _need_flower()
     from pfedvem.flower.watch import watch
 
     watch(out, Console(), once=once)

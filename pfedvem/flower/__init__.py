@@ -4,7 +4,8 @@ Needs ``pip install "pfedvem[flower]"``.
 """
 
 from pfedvem.flower.client import client_app
-from pfedvem.flower.server import FederatedStrategy, serve, server_app
+from pfedvem.flower.server import serve, server_app
 from pfedvem.flower.settings import Settings
+from pfedvem.flower.strategy import FederatedStrategy
 
 __all__ = ["FederatedStrategy", "Settings", "client_app", "serve", "server_app"]

@@ -197,14 +197,14 @@ def test_a_federation_survives_a_killed_node_and_a_killed_server_and_turns_stran
     deployment.round(2)
     deployment.kill("node-0")  # in the middle of round 3
     kept = sorted((deployment.app / "kept" / "0").rglob("round-*.safetensors"))
-    assert [file.stem for file in kept][:2] in (["round-00001", "round-00002"], ["round-00000", "round-00001"])
+    assert {"round-00001", "round-00002"} <= {file.stem for file in kept}
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in kept)
     deployment.accepted(0)
     deployment.round(3)
     for name in ("unregistered", "deceived"):
         assert until(lambda name=name: deployment.running[name].poll(), 5, f"{name} has given up") != 0  # type: ignore[misc]
     deployment.kill("superlink")
-    done = deployment.status()["round"]
+    before = deployment.status()
 
     deployment.superlink()
     deployment.start("run again", *run)
@@ -213,10 +213,8 @@ def test_a_federation_survives_a_killed_node_and_a_killed_server_and_turns_stran
     summary = json.loads((deployment.app / "out" / "summary.json").read_text())
     assert (summary["method"], summary["clients"], summary["rounds"]) == ("pfedvem", SITES, 5)
     assert summary["pm"] > 90
-    assert done < 5
-    notes = " ".join(deployment.status()["notes"])
-    assert "anew" not in notes
-    assert "unregistered" not in notes
+    assert before["round"] < 5
+    assert not [note for note in (*before["notes"], *deployment.status()["notes"]) if "anew" in note]
     sites = deployment.status()["sites"]
     assert [site["replied"] for site in sites] == [5, 5, 5]
     assert all(site["connected"] and site["tau"] > 0 for site in sites)
