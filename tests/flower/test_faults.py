@@ -358,6 +358,25 @@ def test_what_is_kept_can_be_read_again_and_only_by_its_owner(tmp_path: Path) ->
     assert torch.equal(found["mu"], STATE["mu"])
 
 
+def test_a_crash_while_a_file_is_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = keeping(tmp_path)
+    place.save(1, STATE)
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            place.save(2, {name: value + 1 for name, value in STATE.items()})
+    found, warnings = place.load(2, STATE)
+    assert warnings == []
+    assert found is not None
+    assert torch.equal(found["mu"], STATE["mu"])
+    place.save(2, STATE)
+    assert place.load(2, STATE)[0] is not None
+
+
 def test_a_repeated_round_starts_from_what_was_kept_before_it(tmp_path: Path) -> None:
     place = keeping(tmp_path)
     for round in range(1, 6):
