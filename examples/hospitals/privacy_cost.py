@@ -34,7 +34,7 @@ def main() -> None:
     def network() -> nn.Module:
         return mlp((1, 8, 8), classes=10)
 
-    print("| clipping norm | epsilon a round | PM | GM |\n|---|---|---|---|")
+    print("| clipping norm | epsilon | noise sd | PM | GM |\n|---:|---:|---:|---:|---:|")
     for clip, epsilon in (
         (None, None),
         (10.0, None),
@@ -64,7 +64,9 @@ def main() -> None:
             nodes = [{"partition-id": j, "state-dir": str(Path(folder) / str(j))} for j in range(SITES)]
             grid = LocalGrid(client_app(data, network, mods), config, nodes)
             summary = serve(Settings.read(config), network, grid).summary
-        print(f"| {clip or 'none'} | {epsilon or 'none'} | {summary['pm']:.1f} | {summary['gm']:.1f} |", flush=True)
+        noise = 2 * clip * np.sqrt(2 * np.log(1.25 / DELTA)) / epsilon if clip and epsilon else 0
+        row = (clip or "none", epsilon or "none", f"{noise:.1g}", f"{summary['pm']:.1f}", f"{summary['gm']:.1f}")
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
 if __name__ == "__main__":

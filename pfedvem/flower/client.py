@@ -40,6 +40,9 @@ def client_app(data: Data, network: Network, mods: Sequence[Mod] = ()) -> Client
         network: makes the network, the same at all sites and at the server.
         mods: Flower's mods around every upload, such as ``LocalDpMod``; replies without an upload are not for them.
     """
+    for mod in mods:
+        if getattr(mod, "__name__", "") in ("secagg_mod", "secaggplus_mod"):
+            raise UserError(f"Flower's {mod.__name__} would let our uploads pass unmasked; see docs/deployment.md.")
     app = ClientApp()
 
     @app.query()

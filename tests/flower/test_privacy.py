@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping
 from numpy.typing import NDArray
 
 from pfedvem.algorithms import METHODS
+from pfedvem.errors import UserError
 from pfedvem.flower import wire
 from tests.flower.conftest import SIZES, Place
 
@@ -112,3 +114,8 @@ def test_clipping_at_the_sites_goes_with_noise_at_the_server_and_the_noise_is_ke
     merged = result.state.server.w.numpy()
     assert bool(((merged < span.min(0)) | (merged > span.max(0))).any())
     assert torch.isfinite(result.state.server.w).all()
+
+
+def test_secure_aggregation_that_would_mask_nothing_is_refused(place: Place) -> None:
+    with pytest.raises(UserError, match="secaggplus_mod would let our uploads pass unmasked"):
+        place.app(mods=[secaggplus_mod])
