@@ -35,7 +35,7 @@ from pfedvem.simulation.work import Job, Scores, Setup, perform
 
 # A weight this many times the median of a round's uploads is no weight: its site alone would make the result.
 OUTLIER = 1e6
-HELLO = 60.0  # seconds for a node to say who it is
+HELLO = 30.0  # seconds for a node to say who it is
 
 
 def _value(numbers: Mapping[str, Any], name: str) -> float:
@@ -190,9 +190,7 @@ class FederatedStrategy(Strategy):
         while True:
             connected = set(grid.get_node_ids())
             self.known = {node: site for node, site in self.known.items() if node in connected}
-            new = sorted(connected - set(self.known) - refused)
-            self._greet(grid, new)
-            refused |= {node for node in new if node not in self.known}
+            refused |= self._greet(grid, sorted(connected - set(self.known) - refused))
             if len(self.known) >= self.settings.min_sites:
                 return
             if time.monotonic() > patience:
@@ -203,12 +201,13 @@ class FederatedStrategy(Strategy):
                 )
             time.sleep(min(1.0, self.settings.wait / 10))
 
-    def _greet(self, grid: Grid, nodes: list[int]) -> None:
+    def _greet(self, grid: Grid, nodes: list[int]) -> set[int]:
+        """Asks nodes who they are; gives those that were turned away. Others may be slow, and can be asked again."""
         if not nodes:
-            return
+            return set()
         hello = ConfigRecord({"format": wire.FORMAT, "round": self.state.round})
         messages = [Message(RecordDict({wire.JOB: hello}), node, MessageType.QUERY) for node in nodes]
-        answered = set()
+        answered, refused = set(), set()
         patience = min(HELLO, self.settings.round_timeout, self.settings.wait)
         for reply in grid.send_and_receive(messages, timeout=patience):
             node = reply.metadata.src_node_id
@@ -216,9 +215,11 @@ class FederatedStrategy(Strategy):
             try:
                 self._meet(node, wire.config(wire.content(reply), wire.SITE))
             except (wire.Malformed, KeyError, ValueError, TypeError) as error:
+                refused.add(node)
                 self._fault(f"node {node}", f"it was turned away: {error}")
         for node in sorted(set(nodes) - answered):
-            self._fault(f"node {node}", "it did not say who it is")
+            self._fault(f"node {node}", "it did not say in time who it is")
+        return refused
 
     def _meet(self, node: int, about: Mapping[str, Any]) -> None:
         wire.check_format(about)

@@ -245,6 +245,23 @@ def test_a_site_that_leaves_keeps_its_name_and_the_others_go_on(place: Place) ->
     assert [site["replied"] for site in status(place)["sites"]] == [3, 3, 3, 1]
 
 
+def test_a_node_that_is_slow_to_say_who_it_is_is_asked_again(place: Place) -> None:
+    class Slow(LocalGrid):
+        asked = 0
+
+        def answer(self, message: Message) -> list[Message]:
+            if message.metadata.message_type == "query" and message.metadata.dst_node_id == 1002:
+                self.asked += 1
+                if self.asked < 3:
+                    return []
+            return super().answer(message)
+
+    place.config |= {"min-sites": 4, "wait": 5.0}
+    grid = place.grid()
+    grid.__class__ = Slow
+    assert place.run(grid).clients[2]["client"] == "site 2"
+
+
 def test_a_second_node_of_the_same_client_is_turned_away(place: Place) -> None:
     grid = place.grid()
     grid.contexts[1003].node_config["partition-id"] = 0
