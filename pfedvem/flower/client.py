@@ -176,6 +176,8 @@ class Site:
             log(WARNING, "Client %d: %s.", self.client, warning)
         if client is not None:
             return client, False
+        if round == 0 and self.keeping.newest > 1:  # after one round only, the first may well be repeated
+            log(WARNING, "Client %d writes over what it kept of an earlier run of this experiment.", self.client)
         if round > 0:
             log(WARNING, "Client %d kept nothing of the last %d rounds and starts anew.", self.client, round)
         return fresh, round > 0

@@ -41,6 +41,11 @@ class Keeping:
     def place(self) -> Path:
         return self.folder / self.experiment / f"client-{self.client:05d}"
 
+    @property
+    def newest(self) -> int:
+        """The newest round that there is a file of; 0 if there is none."""
+        return max(self._rounds(), default=0)
+
     def save(self, round: int, client: Any) -> None:
         """Keeps the state after so many rounds; files of later rounds belong to a past that is being repeated."""
         self.place.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -353,6 +353,14 @@ def test_a_site_that_lost_what_it_kept_starts_anew_and_says_so(place: Place) -> 
     ]
 
 
+def test_a_site_says_when_it_writes_over_an_earlier_run(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.run()
+    assert "writes over" not in caplog.text
+    place.config["out"] = str(place.folder / "again")
+    place.run()
+    assert "Client 3 writes over what it kept of an earlier run of this experiment." in caplog.text
+
+
 def keeping(folder: Path) -> Keeping:
     return Keeping(folder, "e", 3, "pfedvem")
 
