@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test lint clean
+.PHONY: setup run test test-flower lint clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,9 @@ lint: setup
 
 test: lint
 	$(VENV)/bin/python -m pytest -n 2
+
+test-flower: setup
+	$(VENV)/bin/python -m pytest -m deployment tests/flower
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

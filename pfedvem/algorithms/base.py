@@ -58,6 +58,8 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     """Whether there is a global model (GM) to evaluate."""
     personal_after_merge: ClassVar[bool] = False
     """Whether the PM is made from the merged server, without this round's local training."""
+    sends_changes: ClassVar[bool] = False
+    """Whether an upload is a change of what was sent down, rather than that itself, trained."""
     default_rounds: ClassVar[int | None] = None
     """The number of rounds that the method needs by its nature, where it has one."""
 
@@ -67,7 +69,10 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
 
     @abstractmethod
     def client_init(self, model: Model, server: Server, rng: Rng) -> Client:
-        """What each client of the cohort keeps before its first round. It never leaves the client."""
+        """What each client of the cohort keeps before its first round. It never leaves the client.
+
+        At a real site ``server`` is what was sent, ``down(server)``, so use nothing else of it.
+        """
 
     @abstractmethod
     def down(self, server: Server) -> Down:

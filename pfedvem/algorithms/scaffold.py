@@ -61,6 +61,7 @@ class Scaffold(Averaging, Algorithm[Server, Variate, Down, None, Up]):
     keeps: ClassVar[str] = "its control variate c_j"
     sends: ClassVar[str] = "the changes of the network and of c_j"
     personalised: ClassVar[bool] = False
+    sends_changes: ClassVar[bool] = True
 
     lr: float = Field(default=1e-2, gt=0, description="local learning rate (eta)")
     lr_global: float = Field(default=1.0, gt=0, description="global learning rate")

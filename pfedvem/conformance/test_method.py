@@ -102,6 +102,13 @@ def test_values_that_are_returned_share_no_memory_with_what_clients_keep(
     assert equal(after, merged)
 
 
+def test_a_client_can_start_from_what_is_sent(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
+    """A real site knows nothing else of the server."""
+    server, rng = start(Setup(algorithm, model, federation, 0)).server, Rng(0, 0, [0, 3])
+    sent = algorithm.client_init(model, algorithm.down(server), rng)
+    assert equal(sent, algorithm.client_init(model, server, rng))
+
+
 def test_all_numbers_are_float32(algorithm: AnyAlgorithm, model: Model, federation: Federation) -> None:
     setup = Setup(algorithm, model, federation, 0)
     state = one(setup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -171,6 +171,21 @@ class Federation:
         if prepared is None:
             return channels_last(self.inputs(split.x[index].to(device)))
         return take_rows(prepared, index).to(device)
+
+    def only(self, client: int) -> Federation:
+        """The federation of this client alone: its own data, without that of the others."""
+        if not 0 <= client < len(self):
+            raise UserError(f"There is no client {client}; there are {len(self)}, from 0.")
+        shard, test = self.shards[client], np.concatenate(self.shards[client].test)
+        own = replace(shard, train=np.arange(shard.n, dtype=np.int64), test=(np.arange(len(test), dtype=np.int64),))
+        train, held = torch.from_numpy(shard.train), torch.from_numpy(test)
+        return replace(
+            self,
+            train=Split(self.train.x[train], self.train.y[train]),
+            test=Split(self.test.x[held], self.test.y[held]),
+            shards=(own,),
+            general=None,
+        )
 
     def test_indices(self, client: int) -> Tensor:
         """The test samples of all that this client owns, as indices into ``test``."""

@@ -23,6 +23,19 @@ def natural(ids: list[int], clients: int, seed: int = 0, **values: Any) -> Feder
     return from_arrays(X[:n], Y[:n], clients=clients, partition="natural", group=ids, seed=seed, **values)
 
 
+def test_the_federation_of_one_client_alone_has_its_data_and_no_others() -> None:
+    federation = from_arrays(X, Y, X, Y, clients=6, labels_per_client=2)
+    for j, shard in enumerate(federation.shards):
+        alone = federation.only(j)
+        assert (len(alone), alone.shards[0].id, alone.shards[0].owns) == (1, shard.id, shard.owns)
+        assert torch.equal(alone.train.x, federation.train.x[shard.train])
+        assert torch.equal(alone.test.y, federation.test.y[federation.test_indices(j)])
+        assert torch.equal(alone.cohort([0]).x, federation.cohort([j]).x)
+        assert len(alone.general_indices()) == len(alone.test_indices(0)) == len(alone.test)
+    with pytest.raises(UserError, match="There is no client 6; there are 6, from 0"):
+        federation.only(6)
+
+
 def test_a_client_is_tested_on_all_test_data_of_the_labels_that_it_owns() -> None:
     federation = from_arrays(X, Y, X, Y, clients=6, labels_per_client=2)
     for j, shard in enumerate(federation.shards):

@@ -1,0 +1,72 @@
+"""What the server knows of its sites: who they are and what they report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from torch import Tensor
+
+from pfedvem.data.federation import Federation
+from pfedvem.simulation.results import Result
+
+
+@dataclass(frozen=True)
+class Known:
+    """A site that has said who it is."""
+
+    node: int
+    client: int
+    name: str
+    n: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """What there is to see of a site: its last complete round, its number tau (if it has one) and its faults."""
+
+    name: str
+    client: int
+    n: int
+    connected: bool
+    replied: int
+    tau: float | None
+    faults: int
+    last_fault: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """A running federation as others see it: the server's federation.json."""
+
+    experiment: str
+    method: str
+    round: int
+    rounds: int
+    asked: int
+    replies: int
+    uploads: int
+    pm: float | None
+    gm: float | None
+    sites: tuple[SiteStatus, ...]
+    notes: tuple[str, ...]
+
+    def dump(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+
+class Sites(Federation):
+    """What the server knows of the sites' data: names and sizes. One that never answered has no size."""
+
+    def __post_init__(self) -> None:
+        """Nothing is refused: there is no data here."""
+
+
+@dataclass(frozen=True)
+class Deployed(Result):
+    """A finished run whose clients are elsewhere: their numbers are known, what they keep is not."""
+
+    def _inspected(self) -> dict[str, Tensor]:
+        seen: dict[str, Tensor] = self.state.clients
+        return seen
