@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,13 @@ class Model:
         w = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).detach().clone()
         self.initial = Params(theta, w)
         self._module, self._head = module, name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_layers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._layers = cohort_layers(self._base)
 
     @property
     def dimension(self) -> int:

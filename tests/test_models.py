@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -137,3 +139,9 @@ def test_batch_norm_learns_its_statistics_in_training_and_only_there() -> None:
     model.features(theta, x, train=True)
     assert not torch.equal(theta["1.running_mean"][0], model.initial.theta["1.running_mean"])
     assert theta["1.num_batches_tracked"].item() == 1
+
+
+def test_a_model_goes_to_another_process_and_computes_the_same() -> None:
+    model = build("mlp", (1, 4, 4), 3, 0)
+    x = torch.randn(2, 5, 1, 4, 4)
+    assert torch.equal(pickle.loads(pickle.dumps(model)).logits(model.initial, x), model.logits(model.initial, x))

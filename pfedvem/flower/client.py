@@ -155,8 +155,8 @@ class Site:
             if algorithm.global_model:
                 params = wire.unpack(wire.arrays(message.content, wire.GENERAL), self.model.initial)
                 test = federation.test_indices(self.client)
-                accuracy, nll = score(self.setup, tree.expand(params, 1), test)
-                numbers |= {"gm.accuracy": accuracy, "gm.nll": nll, "gm.samples": float(len(test))}
+                accuracy, nll, ece = score(self.setup, tree.expand(params, 1), test)
+                numbers |= {"gm.accuracy": accuracy, "gm.nll": nll, "gm.ece": ece, "gm.samples": float(len(test))}
         return Message(RecordDict({wire.NUMBERS: MetricRecord(dict(numbers))}), reply_to=message)
 
     def _read(self, message: Message) -> tuple[Mapping[str, Any], Any]:
@@ -185,7 +185,7 @@ class Site:
     def _scores(self, outcome: Outcome) -> dict[str, float]:
         if outcome.scores is None:
             return {}
-        return {"pm.accuracy": float(outcome.scores.accuracy), "pm.nll": float(outcome.scores.nll)}
+        return {f"pm.{name}": float(value) for name, value in tree.named(outcome.scores).items()}
 
     def _inspect(self, down: Any, client: Any) -> dict[str, float]:
         """What there is to see of this client: numbers only, never what it keeps."""

@@ -44,7 +44,7 @@ def _value(numbers: Mapping[str, Any], name: str) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         return math.nan
     score = name.startswith(("pm.", "gm."))
-    possible = not score or 0 <= value <= (1 if name.endswith("accuracy") else math.inf)
+    possible = not score or 0 <= value <= (math.inf if name.endswith("nll") or name == "gm.samples" else 1)
     return float(value) if possible else math.nan
 
 
@@ -162,7 +162,7 @@ class FederatedStrategy(Strategy):
         for client, records in self._usable(replies):
             numbers = wire.numbers(records)
             state = self._noted(state, client, numbers)
-            row = [_value(numbers, name) for name in ("gm.accuracy", "gm.nll", "gm.samples")]
+            row = [_value(numbers, name) for name in ("gm.accuracy", "gm.nll", "gm.ece", "gm.samples")]
             if not any(math.isnan(value) for value in row):  # a site without test data has none
                 general.append(row)
         measured = self._measured(state, general) if self._evaluates else None
@@ -312,7 +312,7 @@ class FederatedStrategy(Strategy):
             return values if math.isnan(value) else values.index_fill(0, torch.tensor([client]), value)
 
         seen = {name: put(values, f"seen.{name}") for name, values in state.clients.items()}
-        scores = Scores(put(state.scores.accuracy, "pm.accuracy"), put(state.scores.nll, "pm.nll"))
+        scores = Scores(**{name: put(values, f"pm.{name}") for name, values in tree.named(state.scores).items()})
         return replace(state, clients=seen, scores=scores)
 
     @property
@@ -337,10 +337,11 @@ class FederatedStrategy(Strategy):
 
     def _measured(self, state: State, general: list[list[float]]) -> dict[str, float | None]:
         """The clients' mean scores; the global model's over all of their test samples."""
-        table = torch.tensor(general, dtype=torch.float64).view(-1, 3)
-        gm, gm_loss = ((table[:, :2] * table[:, 2:]).sum(0) / table[:, 2].sum()).tolist()
-        pm, pm_loss = 100 * mean(state.scores.accuracy), mean(state.scores.nll)
-        values = {"pm": pm, "gm": 100 * gm, "pm_loss": pm_loss, "gm_loss": gm_loss}
+        table = torch.tensor(general, dtype=torch.float64).view(-1, 4)
+        gm, gm_loss, gm_ece = ((table[:, :3] * table[:, 3:]).sum(0) / table[:, 3].sum()).tolist()
+        pm, pm_loss, pm_ece = (mean(values) for values in tree.leaves(state.scores))
+        values = {"pm": 100 * pm, "gm": 100 * gm, "pm_loss": pm_loss, "gm_loss": gm_loss}
+        values |= {"pm_ece": 100 * pm_ece, "gm_ece": 100 * gm_ece}
         return {name: number(value) for name, value in values.items()}
 
     def _taken_over(self, server: Any, arrays: ArrayRecord) -> Any:

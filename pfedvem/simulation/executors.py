@@ -119,10 +119,14 @@ class Processes(Executor):
 
 
 def executor(setup: Setup, name: str = "auto", workers: int | None = None, cohort: int | None = None) -> Executor:
-    """The executor of this name. ``auto`` takes processes on a CPU with several cores, and cohorts in one elsewhere."""
+    """The executor of this name.
+
+    ``auto`` takes processes on a CPU with several cores where they can be forked, and one process elsewhere: started
+    anew, workers could not find a method that was written in a notebook.
+    """
     count = workers if workers is not None else (os.cpu_count() or 1)
     if name == "auto":
-        name = "processes" if count > 1 and setup.device == "cpu" else "vectorised"
+        name = "processes" if count > 1 and setup.device == "cpu" and sys.platform == "linux" else "vectorised"
     if name == "processes" and setup.device != "cpu":
         raise UserError(f"Processes train on the CPU; for {setup.device} take --executor vectorised.")
     if name == "processes":

@@ -32,7 +32,7 @@ class Result:
 
     @property
     def history(self) -> list[dict[str, float | None]]:
-        """A record for each evaluated round: round, pm, gm, pm_loss, gm_loss, seconds."""
+        """A record for each evaluated round: round, pm, gm, their losses and calibration errors, seconds."""
         return list(self.state.history)
 
     @property
@@ -73,6 +73,7 @@ class Result:
                 "labels": "; ".join(shard.owns),
                 "pm": number(100 * float(scores.accuracy[j])),
                 "pm_nll": number(float(scores.nll[j])),
+                "pm_ece": number(100 * float(scores.ece[j])),
                 **{name: float(values[j]) for name, values in seen.items()},
             }
             if self.alone is not None:

@@ -61,7 +61,7 @@ def start(setup: Setup, folder: Path | None = None) -> State:
 
     kept = stacked(make, clients, folder)
     unknown = torch.full((clients,), math.nan)  # not tested yet
-    return State(0, server, kept, Scores(unknown, unknown.clone()), (), 0.0)
+    return State(0, server, kept, Scores(unknown, unknown.clone(), unknown.clone()), (), 0.0)
 
 
 def simulate(
@@ -183,10 +183,12 @@ def plan(setup: Setup, round: int, uploading: Iterable[int], tested: Iterable[in
 
 
 def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None]:
-    """Tests the global model and averages the clients' scores; accuracies in percent."""
+    """Tests the global model and averages the clients' scores; accuracies and calibration errors in percent."""
     general = setup.algorithm.general(server) if setup.algorithm.global_model else None
-    gm, gm_loss = score_general(setup, general) if general is not None else (math.nan, math.nan)
-    values = {"pm": 100 * mean(scores.accuracy), "gm": 100 * gm, "pm_loss": mean(scores.nll), "gm_loss": gm_loss}
+    gm, gm_loss, gm_ece = score_general(setup, general) if general is not None else (math.nan,) * 3
+    pm, pm_loss, pm_ece = (mean(values) for values in (scores.accuracy, scores.nll, scores.ece))
+    values = {"pm": 100 * pm, "gm": 100 * gm, "pm_loss": pm_loss, "gm_loss": gm_loss}
+    values |= {"pm_ece": 100 * pm_ece, "gm_ece": 100 * gm_ece}
     return {name: number(value) for name, value in values.items()}
 
 

@@ -14,6 +14,8 @@ from pfedvem.data.federation import Federation
 from pfedvem.models import FORWARD_BATCH, Model, Params
 from pfedvem.rng import Rng
 
+BINS = 15  # of the expected calibration error
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -40,10 +42,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracy (0 to 1) and negative log-likelihood, a value a client; nan where there is no test data."""
+    """Accuracy (0 to 1), negative log-likelihood and expected calibration error (0 to 1), a value a client.
+
+    nan where there is no test data.
+    """
 
     accuracy: Tensor
     nll: Tensor
+    ece: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,25 +89,31 @@ def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
 def score_clients(setup: Setup, personal: Params, clients: tuple[int, ...]) -> Scores:
     """Tests each personalised model on the test data of all that its client owns."""
     rows = [score(setup, tree.take(personal, [row]), setup.federation.test_indices(j)) for row, j in enumerate(clients)]
-    accuracy, nll = zip(*rows, strict=True)
-    return Scores(torch.tensor(accuracy), torch.tensor(nll))
+    return Scores(*(torch.tensor(column) for column in zip(*rows, strict=True)))
 
 
-def score_general(setup: Setup, general: Params) -> tuple[float, float]:
+def score_general(setup: Setup, general: Params) -> tuple[float, float, float]:
     """Tests the global model on the complete test set."""
     one = tree.expand(tree.to(general, setup.device), 1)
     return score(setup, one, setup.federation.general_indices())
 
 
 @torch.no_grad()
-def score(setup: Setup, params: Params, test: Tensor) -> tuple[float, float]:
-    """Accuracy and mean NLL of one network (cohort of one) on these test samples."""
+def score(setup: Setup, params: Params, test: Tensor) -> tuple[float, float, float]:
+    """Accuracy, mean NLL and expected calibration error of one network (cohort of one) on these test samples.
+
+    The last is the mean distance between how sure predictions are and how often they are right, over bins of equal
+    width of the predicted probability.
+    """
     if len(test) == 0:
-        return float("nan"), float("nan")
-    correct, loss = 0, 0.0
+        return float("nan"), float("nan"), float("nan")
+    correct, loss, excess = 0.0, 0.0, torch.zeros(BINS, dtype=torch.float64)
     for part in test.split(FORWARD_BATCH):
         x, y = setup.federation.test_samples(part, setup.device)
         log_p = setup.model.log_probabilities(params, x.unsqueeze(0))[0]
-        correct += int((log_p.argmax(1) == y).sum())
+        surest, guess = log_p.max(1)
+        sure, right = surest.exp().double().cpu(), (guess == y).double().cpu()
+        excess += torch.bincount((sure * BINS).long().clamp(max=BINS - 1), sure - right, minlength=BINS)
+        correct += float(right.sum())
         loss -= float(log_p.gather(1, y.unsqueeze(1)).sum())
-    return correct / len(test), loss / len(test)
+    return correct / len(test), loss / len(test), float(excess.abs().sum()) / len(test)

@@ -89,6 +89,9 @@ def test_auto_takes_processes_where_there_are_processors(
 ) -> None:
     setup = Setup(METHODS["fedavg"](), model, federation, 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert type(executor(setup)) is Vectorised
+    monkeypatch.setattr(sys, "platform", "linux")
     assert type(executor(setup, workers=1)) is Vectorised
     assert type(executor(replace(setup, device="cuda"))) is Vectorised
     assert isinstance(executor(setup, "sequential"), Sequential)

@@ -14,7 +14,7 @@ from pfedvem.rng import uploaders
 from pfedvem.simulation.executors import Sequential
 from pfedvem.simulation.fit import fit
 from pfedvem.simulation.rounds import Progress, State, one_round, plan, play, simulate, start
-from pfedvem.simulation.work import Job, Setup, perform, score_general
+from pfedvem.simulation.work import Job, Setup, perform, score, score_general
 from tests.conftest import blobs
 
 
@@ -87,7 +87,7 @@ def test_personal_models_are_tested_before_merging_and_the_global_model_after(
     scores = perform(setup, down, tree.take(first.clients, [1]), job).scores
     assert scores is not None
     assert state.scores.accuracy[1] == scores.accuracy[0]
-    accuracy, loss = score_general(setup, setup.algorithm.general(state.server))  # type: ignore[arg-type]
+    accuracy, loss, _ = score_general(setup, setup.algorithm.general(state.server))  # type: ignore[arg-type]
     assert state.history[0]["gm"] == round(100 * accuracy, 4)
     assert state.history[0]["gm_loss"] == round(loss, 4)
 
@@ -161,3 +161,31 @@ def test_a_sample_of_clients_can_be_tested(method: str, model: Model, federation
     assert int(tested.sum()) == 2
     assert torch.allclose(result.state.scores.accuracy[tested], whole.state.scores.accuracy[tested], atol=1e-6)
     assert result.summary["pm"] is not None
+
+
+def test_the_calibration_error_is_the_distance_of_confidence_from_accuracy(federation: Federation) -> None:
+    """A network that gives its first class 0.8 everywhere is off by the difference to how often that class is right."""
+    network = torch.nn.Linear(4, 3)
+    torch.nn.init.zeros_(network.weight)
+    with torch.no_grad():
+        network.bias.copy_(torch.tensor([0.8, 0.1, 0.1]).log())
+    setup = Setup(FedAvg(), Model(network), federation, 0)
+    test = torch.arange(len(federation.test))
+    accuracy, _, ece = score(setup, tree.expand(setup.model.initial, 1), test)
+    share = float((federation.test.y == 0).double().mean())
+    assert accuracy == pytest.approx(share)
+    assert ece == pytest.approx(abs(0.8 - share), abs=1e-6)
+
+
+def test_errors_of_calibration_in_different_bins_do_not_cancel() -> None:
+    """Half of the samples are given 0.9 and are wrong, half are given 0.6 and are right: 0.5 * 0.9 + 0.5 * 0.4."""
+    network = torch.nn.Linear(1, 2)
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        network.bias.zero_()
+    sure, unsure = torch.logit(torch.tensor([0.9, 0.6])).tolist()
+    x, y = torch.tensor([[sure], [unsure]] * 5), torch.tensor([1, 0] * 5)
+    federation = Federation.from_clients([(x, y, x, y)], classes=("a", "b"))
+    setup = Setup(FedAvg(), Model(network), federation, 0)
+    _, _, ece = score(setup, tree.expand(setup.model.initial, 1), torch.arange(10))
+    assert ece == pytest.approx(0.65, abs=1e-6)
