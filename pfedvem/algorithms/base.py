@@ -92,7 +92,7 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
 
     @abstractmethod
     def merge(self, server: Server, ups: Up) -> Server:
-        """Aggregation of the uploads, stacked along the client dimension in the order of the clients."""
+        """Aggregation of the uploads, stacked along the client dimension in any order."""
 
     def personal(
         self, model: Model, down: Down, client: Client, carry: Carry | None, data: ClientData, rng: Rng

@@ -70,12 +70,15 @@ def network_costs(name: str, clients: int, workers: int, peak: float, step: Step
     for way, place in ways.items():
         step(f"{name}: {way}")
         with place, memory() as peak_memory:
-            again, some = ("ab", 5) if way == "processes" else ("a", 20)  # the fastest is measured best
-            tested = spread_over(setup.federation, max(1, clients // some))
+            again = "ab" if way == "processes" else "a"
             rounds = min(timed(play, state, PARTICIPATION, None, place, Progress()) for _ in again)
-            job = [Job(0, tuple(tested), upload=True, evaluate=True)]
-            evaluated = timed(perform_all, place, state.server, state.clients, job, Progress())
-        evaluated *= total / sum(setup.federation.sizes[j] for j in tested)
+            if way == "processes":
+                evaluated = timed(play, state, PARTICIPATION, range(clients), place, Progress())
+            else:  # slow: on every twentieth client, scaled to all
+                tested = spread_over(setup.federation, max(1, clients // 20))
+                job = [Job(0, tuple(tested), upload=True, evaluate=True)]
+                evaluated = timed(perform_all, place, state.server, state.clients, job, Progress())
+                evaluated *= total / sum(setup.federation.sizes[j] for j in tested)
         every_5, at_end = (4 * rounds + evaluated) / 5, (99 * rounds + evaluated) / 100
         out[way] = {
             "round": rounds,

@@ -29,13 +29,13 @@ def _network(name: str, costs: dict[str, Any]) -> Table:
     table = Table(
         title=f"pFedVEM, {name}, {costs['clients']} clients: base training at {base['gflops']:.0f} GFLOP/s, "
         f"{base['share_of_peak']:.0%} of peak",
-        caption="the plain way is timed on five clients, an evaluated round on every fifth or twentieth, scaled to all",
+        caption="plain: timed on five clients; tests of one process: on every twentieth; scaled to all",
     )
-    for column in ("", "round (s)", "evaluated", "every 5", "x plain", "at end", "x plain", "MB"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for column in ("s a round", "train", "tested", "every 5", "x", "at end", "x", "MB"):
+        table.add_column(column, justify="left" if column == "s a round" else "right", no_wrap=True)
     every, end = plain["round"] + plain["evaluation"] / 5, plain["round"] + plain["evaluation"] / 100
     both = plain["round"] + plain["evaluation"]
-    table.add_row("the plain way", f"{plain['round']:.1f}", f"{both:.1f}", f"{every:.1f}", "1", f"{end:.1f}", "1", "")
+    table.add_row("plain", f"{plain['round']:.1f}", f"{both:.1f}", f"{every:.1f}", "1", f"{end:.1f}", "1", "")
     for way in ("sequential", "vectorised", "processes"):
         row = costs[way]
         table.add_row(

@@ -159,14 +159,14 @@ def play(
 
 
 def perform_all(executor: Executor, down: Any, clients: Any, jobs: list[Job], progress: Progress) -> list[Outcome]:
-    """The outcomes of the jobs."""
+    """The outcomes of the jobs, in an order that does not depend on which was done first."""
     expected, done = sum(len(job.clients) for job in jobs), 0
     outcomes = []
     for outcome in executor.run(down, clients, jobs):
         outcomes.append(outcome)
         done += len(outcome.job.clients)
         progress.client(done, expected)
-    return outcomes
+    return sorted(outcomes, key=lambda outcome: outcome.job.clients)
 
 
 def plan(setup: Setup, round: int, uploading: Iterable[int], tested: Iterable[int], train: str = "all") -> list[Job]:
@@ -193,21 +193,18 @@ def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None
 
 
 def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: Progress) -> Any:
-    """The uploads that can be merged, in the order of the clients.
-
-    One that has overflowed would spoil the server for good, and is left out.
-    """
+    """The uploads that can be merged: one that has overflowed would spoil the server for good, and is left out."""
     uploads = [outcome for outcome in outcomes if outcome.job.upload]
     clients = [j for outcome in uploads for j in outcome.job.clients]
     ups = tree.cat([outcome.up for outcome in uploads])
     finite = torch.stack([leaf.unsqueeze(1).isfinite().flatten(1).all(1) for leaf in tree.leaves(ups)]).all(0).tolist()
-    order = sorted((row for row, fine in enumerate(finite) if fine), key=lambda row: clients[row])
-    if not order:
+    rows = [row for row, fine in enumerate(finite) if fine]
+    if not rows:
         raise UserError(f"Training diverged in round {round}: every upload overflowed. Try a smaller learning rate.")
     for j in sorted(j for j, fine in zip(clients, finite, strict=True) if not fine):
         name = setup.federation.shards[j].id
         progress.note(f"Round {round}: the upload of client {name} has overflowed and was left out.")
-    return ups if order == list(range(len(clients))) else tree.take(ups, order)
+    return ups if len(rows) == len(clients) else tree.take(ups, rows)
 
 
 def mean(values: Tensor) -> float:
