@@ -64,9 +64,9 @@ def network_costs(name: str, clients: int, workers: int, peak: float, step: Step
     state, total = start(setup), sum(setup.federation.sizes)
     sample = spread_over(setup.federation, 5)
     step(f"{name}: the plain way")
-    trained, scored = plain_costs(setup, state, sample)
+    before = plain_costs(setup, state, sample)
     ways = {"sequential": Sequential(setup), "vectorised": Vectorised(setup), "processes": Processes(setup, workers)}
-    out: dict[str, Any] = {"clients": clients, "samples": total, "plain": {"round": trained, "evaluation": scored}}
+    out: dict[str, Any] = {"clients": clients, "samples": total}
     for way, place in ways.items():
         step(f"{name}: {way}")
         with place, memory() as peak_memory:
@@ -80,15 +80,14 @@ def network_costs(name: str, clients: int, workers: int, peak: float, step: Step
                 evaluated = timed(perform_all, place, state.server, state.clients, job, Progress())
                 evaluated *= total / sum(setup.federation.sizes[j] for j in tested)
         every_5, at_end = (4 * rounds + evaluated) / 5, (99 * rounds + evaluated) / 100
-        out[way] = {
-            "round": rounds,
-            "evaluated_round": evaluated,
-            "every_5": every_5,
-            "at_end": at_end,
-            "ratio_every_5": (trained + scored / 5) / every_5,
-            "ratio_at_end": (trained + scored / 100) / at_end,
-            "peak_mb": peak_memory[0],
-        }
+        out[way] = {"round": rounds, "evaluated_round": evaluated, "every_5": every_5, "at_end": at_end}
+        out[way]["peak_mb"] = peak_memory[0]
+    step(f"{name}: the plain way again")  # the better of two, since machines have slow moments
+    trained, scored = map(min, before, plain_costs(setup, state, sample))
+    out["plain"] = {"round": trained, "evaluation": scored}
+    for way in ways:
+        out[way]["ratio_every_5"] = (trained + scored / 5) / out[way]["every_5"]
+        out[way]["ratio_at_end"] = (trained + scored / 100) / out[way]["at_end"]
     step(f"{name}: base training")
     out["base"] = base_speed(setup, state, peak)
     out["difference"] = difference(setup, state, sample[0])
