@@ -186,8 +186,7 @@ def base_speed(setup: Setup, state: State, peak: float) -> dict[str, float]:
         with FlopCounterMode(display=False) as counter:
             algorithm.contribute(model, down, kept, carry, data, rng)
         seconds = min(timed(algorithm.contribute, model, down, kept, carry, data, rng) for _ in "abc")
-    # Padding is work too, but not work that counts.
-    flops = counter.get_total_flops() * sum(data.sizes) / (len(clients) * max(data.sizes))
+    flops = counter.get_total_flops()
     return {"gflops": flops / seconds / 1e9, "share_of_peak": flops / seconds / 1e9 / peak, "cohort": len(clients)}
 
 
