@@ -57,5 +57,5 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt
+    if pressed and callable(before):
+        before(signal.SIGINT, None)

@@ -113,7 +113,8 @@ def score(setup: Setup, params: Params, test: Tensor) -> tuple[float, float, flo
         log_p = setup.model.log_probabilities(params, x.unsqueeze(0))[0]
         surest, guess = log_p.max(1)
         sure, right = surest.exp().double().cpu(), (guess == y).double().cpu()
-        excess += torch.bincount((sure * BINS).long().clamp(max=BINS - 1), sure - right, minlength=BINS)
+        place = (sure.nan_to_num(0) * BINS).long().clamp(max=BINS - 1)
+        excess += torch.bincount(place, sure - right, minlength=BINS)
         correct += float(right.sum())
         loss -= float(log_p.gather(1, y.unsqueeze(1)).sum())
     return correct / len(test), loss / len(test), float(excess.abs().sum()) / len(test)

@@ -59,7 +59,7 @@ def test_a_run_leaves_all_its_files(model: Model, federation: Federation, tmp_pa
     result = train(model, federation, tmp_path / "run", alone=Local(lr=0.01))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [2, 4, 6]
-    assert set(lines[0]) == {"round", "pm", "gm", "pm_loss", "gm_loss", "seconds"}
+    assert set(lines[0]) == {"round", "pm", "gm", "pm_loss", "gm_loss", "pm_ece", "gm_ece", "seconds"}
     rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").read_text().splitlines()))
     assert [int(row["n_train"]) for row in rows] == [7, 12, 1, 23]
     for row in rows:
