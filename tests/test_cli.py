@@ -45,6 +45,8 @@ Start = Callable[..., subprocess.Popen[str]]
 def start() -> Iterator[Start]:
     """Starts a command in a process of its own, which does not outlive the test."""
     started: list[subprocess.Popen[str]] = []
+    # Tests that run in the background ignore Ctrl-C, and a process would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def popen(*words: str | Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "pfedvem.cli", *map(str, words)]
@@ -52,6 +54,7 @@ def start() -> Iterator[Start]:
         return started[-1]
 
     yield popen
+    signal.signal(signal.SIGINT, before)
     for process in started:
         process.kill()
         process.communicate()

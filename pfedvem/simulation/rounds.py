@@ -197,7 +197,7 @@ def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: 
     uploads = [outcome for outcome in outcomes if outcome.job.upload]
     clients = [j for outcome in uploads for j in outcome.job.clients]
     ups = tree.cat([outcome.up for outcome in uploads])
-    finite = torch.stack([leaf.unsqueeze(1).isfinite().flatten(1).all(1) for leaf in tree.leaves(ups)]).all(0).tolist()
+    finite = torch.stack([finite_rows(leaf) for leaf in tree.leaves(ups)]).all(0).tolist()
     rows = [row for row, fine in enumerate(finite) if fine]
     if not rows:
         raise UserError(f"Training diverged in round {round}: every upload overflowed. Try a smaller learning rate.")
@@ -205,6 +205,14 @@ def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: 
         name = setup.federation.shards[j].id
         progress.note(f"Round {round}: the upload of client {name} has overflowed and was left out.")
     return ups if len(rows) == len(clients) else tree.take(ups, rows)
+
+
+def finite_rows(leaf: Tensor) -> Tensor:
+    """Which rows have only finite numbers, (C,). A row whose sum is finite has; the others are looked at in full."""
+    rows = leaf.unsqueeze(1).flatten(1)
+    finite = rows.sum(1).isfinite()
+    finite[~finite] = rows[~finite].isfinite().all(1)
+    return finite
 
 
 def mean(values: Tensor) -> float:
