@@ -1,0 +1,36 @@
+"""The command line: words in, words out. What it does is in the library."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as installed_version
+from typing import NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+# Importing a module of commands adds them, in this order.
+from pfedvem.cli import bench, compare, data, flower, run  # noqa: F401
+from pfedvem.cli.app import app
+from pfedvem.errors import UserError
+
+
+@app.command(epilog="Example:  pfedvem version")
+def version() -> None:
+    """Print the version."""
+    print(f"pfedvem {installed_version('pfedvem')}")
+
+
+def main() -> None:
+    """Runs the command line; what a user can mend is a sentence and exit code 2, never a traceback."""
+    try:
+        app(prog_name="pfedvem")
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:  # no permission, no space left, and the like
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+
+
+def _fail(sentence: str) -> NoReturn:
+    Console(stderr=True).print(Text.assemble(("error", "bold red"), f" {sentence}"), soft_wrap=True)
+    sys.exit(2)
