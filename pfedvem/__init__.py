@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pfedvem.simulation.fit import fit
     from pfedvem.simulation.results import Result
     from pfedvem.simulation.rounds import Progress
+    from pfedvem.trained import Trained, load
+    from pfedvem.uncertainty import Prediction
 else:
     # The same at run time, but imported when first used: PyTorch takes seconds, and `pfedvem --help` needs none of it.
     _NAMES = {
@@ -23,6 +25,8 @@ else:
         "pfedvem.simulation.fit": ("fit",),
         "pfedvem.simulation.results": ("Result",),
         "pfedvem.simulation.rounds": ("Progress",),
+        "pfedvem.trained": ("Trained", "load"),
+        "pfedvem.uncertainty": ("Prediction",),
     }
 
     def __getattr__(name: str) -> Any:
@@ -43,10 +47,13 @@ __all__ = [
     "Local",
     "Model",
     "PFedVEM",
+    "Prediction",
     "Progress",
     "Result",
+    "Trained",
     "UserError",
     "fit",
     "from_arrays",
+    "load",
     "load_federation",
 ]

@@ -35,6 +35,17 @@ class Params:
     w: Tensor
 
 
+@dataclass(frozen=True)
+class Posterior:
+    """What is believed of a network: its mean, and the standard deviations of those weights that are uncertain.
+
+    These are by name, ``w`` or ``theta.conv1.weight``; a method that trains plain networks has none.
+    """
+
+    mean: Params
+    sd: dict[str, Tensor]
+
+
 class Model:
     """A network split into base and head, applied to values: it holds shapes and initial weights, never state.
 
@@ -43,10 +54,13 @@ class Model:
         head: the name of that layer; by default the last ``nn.Linear``.
     """
 
+    name: str | None = None
+    """Of one of the paper's networks, which can be built again by it."""
+
     def __init__(self, module: nn.Module, head: str | None = None) -> None:
         linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
         if not linear:
-            raise UserError("The network has no nn.Linear layer that could be its head.")
+            raise UserError("The network has no nn.Linear layer that could be its head; end it in one.")
         name = head if head is not None else list(linear)[-1]
         if name not in linear:
             raise UserError(f"The network has no linear layer named {name!r}; it has {', '.join(linear)}.")
@@ -67,7 +81,7 @@ class Model:
         theta = {key: value.detach().clone() for key, value in self._base.state_dict().items()}
         w = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).detach().clone()
         self.initial = Params(theta, w)
-        self._module, self._head = module, name
+        self._module, self.head = module, name
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_layers"}
@@ -155,12 +169,19 @@ class Model:
     def module(self, params: Params) -> nn.Module:
         """An ordinary ``nn.Module`` with these weights (no client dimension)."""
         full = copy.deepcopy(self._module)
-        head = full.get_submodule(self._head)
+        head = full.get_submodule(self.head)
         state = dict(params.theta)
-        state[f"{self._head}.weight"], state[f"{self._head}.bias"] = params.w[:, :-1], params.w[:, -1]
+        prefix = f"{self.head}." if self.head else ""  # the network may be its head alone
+        state[f"{prefix}weight"], state[f"{prefix}bias"] = params.w[:, :-1], params.w[:, -1]
         assert isinstance(head, nn.Linear)
         full.load_state_dict(state)
         return full.eval()
+
+    def base(self, theta: Theta) -> nn.Module:
+        """The network up to its head as an ordinary ``nn.Module``, with these weights (no client dimension)."""
+        base = copy.deepcopy(self._base)
+        base.load_state_dict(theta)
+        return base.eval()
 
     def check(self, x: Tensor) -> None:
         """Refuses a network whose output is not its head applied to the base's output, on a few inputs (B, ...)."""
@@ -175,7 +196,7 @@ class Model:
             except (RuntimeError, ValueError, IndexError):
                 last = False
         if not last:
-            raise UserError(f"The head {self._head!r} must be the last thing that the network computes; name another.")
+            raise UserError(f"The head {self.head!r} must be the last thing that the network computes; name another.")
 
 
 def apply_head(w: Tensor, h: Tensor) -> Tensor:
@@ -248,4 +269,6 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Model:
         raise UserError(f"The network {name!r} needs images (channels, height, width), not inputs of shape {shape}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, "network").integers(2**63)))
-        return Model(NETWORKS[name](shape, classes))
+        model = Model(NETWORKS[name](shape, classes))
+    model.name = name
+    return model

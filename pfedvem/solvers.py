@@ -172,6 +172,8 @@ class Descent(Generic[V]):
         """One step on the loss of each client (A,); clients that are not active in the batch stay where they are."""
         leaves = [leaf[: batch.clients] for leaf in tree.leaves(self._variables)]
         trained = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
+        if not trained:  # a network that is its head alone has no base to train
+            return
         found = torch.autograd.grad(
             loss(tree.rebuild(self._variables, leaves), batch).sum(), trained, allow_unused=True
         )

@@ -67,7 +67,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 def model(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((out / "model").iterdir())}
+    return {str(path.relative_to(out)): path.read_bytes() for path in (out / "model").rglob("*.*")}
 
 
 def summary(out: Path) -> dict[str, Any]:
@@ -98,7 +98,8 @@ def test_json_is_all_that_is_printed_on_standard_output(tmp_path: Path, capsys: 
     printed = json.loads(out)
     assert list(printed) == [
         *("method", "dataset", "clients", "rounds", "seed"),
-        *("pm", "pm_sem", "gm", "small_clients_pm", "alone_pm", "seconds"),
+        *("pm", "pm_sem", "gm", "small_clients_pm", "alone_pm"),
+        *("pm_nll", "pm_ece", "pm_brier", "gm_nll", "gm_ece", "gm_brier", "seconds"),
     ]
     assert printed == json.loads((tmp_path / "mine" / "summary.json").read_text())
     assert (printed["method"], printed["dataset"], printed["clients"], printed["rounds"]) == ("pfedvem", "digits", 4, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,9 @@ def test_an_own_method_runs_and_compares_from_the_command_line(
     assert "Ditto" in (tmp_path / "c" / "comparison.md").read_text()
     (config,) = (tmp_path / "c" / "cells").glob("*Ditto-0/config.toml")
     assert "lam = 0.7" in config.read_text()
+
+
+@pytest.mark.parametrize(("name", "least"), [("own_cnn", 80), ("tabular", 90), ("frozen_backbone", 85)])
+def test_an_example_of_own_data_runs_and_learns(name: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    assert importlib.import_module(f"examples.{name}").main() > least

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import sys
+from typing import Any
 
 from pfedvem.algorithms.base import Algorithm, AnyAlgorithm
 from pfedvem.algorithms.fedavg import FedAvg
@@ -36,6 +37,7 @@ __all__ = [
     "PFedVEM",
     "PerFedAvg",
     "Scaffold",
+    "imported",
     "method",
 ]
 
@@ -48,9 +50,11 @@ METHODS: dict[str, type[AnyAlgorithm]] = {
 
 def method(name: str) -> type[AnyAlgorithm]:
     """The class of a method by its name, or of your own method by where it is: ``mypackage.mymodule:MyMethod``."""
-    module, colon, attribute = name.partition(":")
-    if colon:
-        return _imported(module, attribute, name)
+    if ":" in name:
+        found = imported(name, "method")
+        if not (isinstance(found, type) and issubclass(found, Algorithm)):
+            raise UserError(f"The method {name!r} is no subclass of pfedvem.algorithms.Algorithm.")
+        return found
     if name not in METHODS:
         near = difflib.get_close_matches(name.lower(), METHODS, n=1)
         nearest = (
@@ -60,13 +64,12 @@ def method(name: str) -> type[AnyAlgorithm]:
     return METHODS[name]
 
 
-def _imported(module: str, attribute: str, name: str) -> type[AnyAlgorithm]:
+def imported(name: str, what: str) -> Any:
+    """The object at ``package.module:name``, which is to be a method, a network or the like."""
+    module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:  # a file beside the user is found, as with python -m
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"The method {name!r} cannot be imported: {error}.") from error
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise UserError(f"The method {name!r} is no subclass of pfedvem.algorithms.Algorithm.")
-    return found
+        raise UserError(f"The {what} {name!r} cannot be imported: {error}.") from error

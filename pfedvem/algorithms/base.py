@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pfedvem import tree
 from pfedvem.data.federation import ClientData
-from pfedvem.models import Model, Params
+from pfedvem.models import Model, Params, Posterior
 from pfedvem.rng import Rng
 from pfedvem.solvers import Batch, count, minibatches, sgd
 
@@ -58,6 +58,8 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     """Whether there is a global model (GM) to evaluate."""
     personal_after_merge: ClassVar[bool] = False
     """Whether the PM is made from the merged server, without this round's local training."""
+    personal_kept: ClassVar[bool] = False
+    """Whether the PM is all in what the client keeps, so that it is there without further training."""
     sends_changes: ClassVar[bool] = False
     """Whether an upload is a change of what was sent down, rather than that itself, trained."""
     default_rounds: ClassVar[int | None] = None
@@ -103,6 +105,13 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
         the client keeps and there is no carry.
         """
         return None
+
+    def posterior(
+        self, model: Model, down: Down, client: Client, carry: Carry | None, data: ClientData, rng: Rng
+    ) -> Posterior | None:
+        """The same models as ``personal``, with what is uncertain in them; plain networks unless a method says more."""
+        found = self.personal(model, down, client, carry, data, rng)
+        return None if found is None else Posterior(found, {})
 
     def general(self, server: Server) -> Params | None:
         """The global model, without a client dimension."""

@@ -45,6 +45,7 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
     keeps: ClassVar[str] = "its whole network"
     sends: ClassVar[str] = "nothing"
     global_model: ClassVar[bool] = False
+    personal_kept: ClassVar[bool] = True
     default_rounds: ClassVar[int | None] = 1
 
     lr: Rates = Field(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from pfedvem import bayes, tree
 from pfedvem.algorithms.base import Algorithm, Averaging
 from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
-from pfedvem.models import Model, Params
+from pfedvem.models import Model, Params, Posterior
 from pfedvem.rng import Rng, Stream
 from pfedvem.solvers import Adam, Batch, Descent, as_batch
 
@@ -68,6 +69,7 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
     reference: ClassVar[str] = "Zhang et al., ICML 2022"
     keeps: ClassVar[str] = "a Gaussian over its whole network"
     sends: ClassVar[str] = "mean and rho of every weight"
+    personal_kept: ClassVar[bool] = True
 
     lr: float = Field(default=1e-2, gt=0, description="learning rate of both Gaussians (eta)")
     epochs: int = Field(default=5, ge=1, description="local iterations a round (R)")
@@ -124,6 +126,11 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
         self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng
     ) -> Params:
         return client.mu
+
+    def posterior(
+        self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng
+    ) -> Posterior:
+        return Posterior(client.mu, tree.named(tree.map(F.softplus, client.rho)))
 
     def general(self, server: Belief) -> Params:
         return server.mu

@@ -23,7 +23,7 @@ from pfedvem import bayes, tree
 from pfedvem.algorithms.base import Algorithm
 from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
-from pfedvem.models import Model, Params, Theta, apply_head
+from pfedvem.models import Model, Params, Posterior, Theta, apply_head
 from pfedvem.rng import Rng
 from pfedvem.solvers import Batch, as_batch, count, minibatches, sgd
 
@@ -137,12 +137,18 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     def personal(
         self, model: Model, down: Server, client: Client, carry: Carry | None, data: ClientData, rng: Rng
     ) -> Params:
+        mean = self.posterior(model, down, client, carry, data, rng).mean
+        if self.prediction == "mean":
+            return mean
+        noise = rng.stream("prediction").normal(self.prediction_samples, *down.w.shape)
+        return Params(mean.theta, client.q.sample(noise))
+
+    def posterior(
+        self, model: Model, down: Server, client: Client, carry: Carry | None, data: ClientData, rng: Rng
+    ) -> Posterior:
         assert carry is not None
         assert carry.theta is not None
-        if self.prediction == "mean":
-            return Params(carry.theta, client.q.mu)
-        noise = rng.stream("prediction").normal(self.prediction_samples, *down.w.shape)
-        return Params(carry.theta, client.q.sample(noise))
+        return Posterior(Params(carry.theta, client.q.mu), {"w": client.q.sigma})
 
     def general(self, server: Server) -> Params:
         return Params(server.theta, server.w)

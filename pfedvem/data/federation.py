@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from pfedvem.data.inputs import Inputs, normalised
 from pfedvem.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Indices = NDArray[np.int64]
 PREPARED_BYTES = 2**30
+FORWARD_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,8 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
 class Federation:
     """All clients' data. ``notes`` are sentences that a user should see (what is missing, what was held out).
 
-    The general model is tested on the test samples ``general``, on all of them if that is None.
+    The general model is tested on the test samples ``general``, on all of them if that is None. ``columns`` are the
+    names of a table's features. ``source`` says what a user's inputs are where a backbone has made these from them.
     """
 
     name: str
@@ -115,6 +122,8 @@ class Federation:
     std: tuple[float, ...] = (1.0,)
     notes: tuple[str, ...] = ()
     general: Indices | None = None
+    columns: tuple[str, ...] = ()
+    source: Inputs | None = None
 
     def __post_init__(self) -> None:
         for shard in self.shards:
@@ -134,12 +143,44 @@ class Federation:
         return tuple(self.train.x.shape[1:])
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Turns stored samples (B, ...) into what the network sees: images to [0, 1] and normalised by channel."""
-        if x.dtype != torch.uint8:
-            return x.float()
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        mean, std = torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
-        return x.float().sub_(mean.to(x.device) * 255).div_(std.to(x.device) * 255)
+        """Turns stored samples (B, ...) into what the network sees: normalised by channel or feature."""
+        return normalised(x, self.mean, self.std)
+
+    @property
+    def raw(self) -> Inputs:
+        """What a user's inputs are, and how they become what the network sees."""
+        images = self.train.x.dtype == torch.uint8
+        return self.source or Inputs(self.shape, images, self.mean, self.std, self.columns)
+
+    def place(self, client: str | int) -> int:
+        """Where the client of this id stands."""
+        if str(client) not in self._places:
+            some = ", ".join([*self._places][:8]) + (", ..." if len(self) > 8 else "")
+            raise UserError(f"There is no client {str(client)!r}; there are {some}.")
+        return self._places[str(client)]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {shard.id: j for j, shard in enumerate(self.shards)}
+
+    def through(self, backbone: nn.Module) -> Federation:
+        """The federation of what a frozen network makes of the inputs: features (N, F), computed here, once.
+
+        What is trained on it takes seconds. The models that come of it take the inputs of this federation again.
+        """
+        if self.source is not None:
+            raise UserError("These inputs have come through a backbone already; put both into one nn.Sequential.")
+        backbone = backbone.eval().requires_grad_(False)
+
+        @torch.no_grad()
+        def features(split: Split) -> Split:
+            parts = [backbone(self.inputs(part)).flatten(1) for part in split.x.split(FORWARD_BATCH)]
+            return Split(torch.cat(parts), split.y)
+
+        source = replace(self.raw, backbone=backbone)
+        train = features(self.train)
+        test = features(self.test) if len(self.test) else Split(train.x[:0], self.test.y)
+        return replace(self, train=train, test=test, mean=(0.0,), std=(1.0,), columns=(), source=source)
 
     def cohort(self, clients: Sequence[int], device: str = "cpu") -> ClientData:
         """The training data of these clients, normalised and padded to the largest of them."""
@@ -191,6 +232,11 @@ class Federation:
         """The test samples of all that this client owns, as indices into ``test``."""
         return torch.from_numpy(np.concatenate(self.shards[client].test))
 
+    def copies(self, client: int) -> float:
+        """The share of a client's training samples whose inputs are the same as those of another of its samples."""
+        rows = self.train.x[torch.from_numpy(self.shards[client].train)].flatten(1).numpy()
+        return 1 - len({row.tobytes() for row in rows}) / len(rows)
+
     def general_indices(self) -> Tensor:
         """The test samples of the general model, as indices into ``test``."""
         return torch.arange(len(self.test)) if self.general is None else torch.from_numpy(self.general)
@@ -204,6 +250,87 @@ class Federation:
         for shard in self.shards:
             digest.update(shard.train.tobytes())
         return digest.hexdigest()[:16]
+
+    @staticmethod
+    def from_datasets(
+        clients: Sequence[Any] | Mapping[Any, Any],
+        tests: Sequence[Any] | Mapping[Any, Any] | None = None,
+        *,
+        holdout: float = 0.2,
+        classes: Sequence[str] | None = None,
+        label: str | None = None,
+        standardise: bool = False,
+        name: str = "own",
+        seed: int = 0,
+    ) -> Federation:
+        """A federation of what clients have: a list, or a dict by the clients' names.
+
+        Args:
+            clients: for each client a pair (x, y) of tensors or arrays, a torch ``Dataset`` of such pairs, a Hugging
+                Face dataset or a pandas DataFrame. Images are uint8 (N, channels, height, width) or (N, height,
+                width) and are normalised by channel; numbers (N, ...) are left as they are. Labels are whole numbers
+                from 0, or words.
+            tests: test data in the same form. A client that has none there holds out some of its own.
+            holdout: the share that such a client holds out.
+            classes: the names of the classes; by default those that occur.
+            label: the column of the labels, in a Hugging Face dataset or DataFrame.
+            standardise: bring each feature (or channel) of numbers to mean 0 and standard deviation 1.
+            seed: which samples are held out.
+        """
+        from pfedvem.data.own import from_datasets
+
+        return from_datasets(
+            clients,
+            tests,
+            holdout=holdout,
+            classes=classes,
+            label=label,
+            standardise=standardise,
+            name=name,
+            seed=seed,
+        )
+
+    @staticmethod
+    def from_frame(
+        frame: pd.DataFrame,
+        *,
+        client: str,
+        label: str,
+        features: Sequence[str] | None = None,
+        test: pd.DataFrame | None = None,
+        holdout: float = 0.2,
+        classes: Sequence[str] | None = None,
+        standardise: bool = True,
+        name: str = "table",
+        seed: int = 0,
+    ) -> Federation:
+        """A federation of the rows of a table, by the client that each belongs to.
+
+        Args:
+            frame: a pandas DataFrame; features are numbers.
+            client: the column that says whose row it is.
+            label: the column of the labels, numbers or words.
+            features: the columns of the features; by default all others.
+            test: rows to test on. A client that has none there holds out some of its own.
+            holdout: the share that such a client holds out.
+            classes: the names of the classes, as text; by default those that occur.
+            standardise: bring each feature to mean 0 and standard deviation 1 over all clients' training data.
+            seed: which rows are held out.
+        """
+        from pfedvem.data.own import from_frame
+
+        return from_frame(
+            frame,
+            client=client,
+            label=label,
+            features=features,
+            test=test,
+            holdout=holdout,
+            classes=classes,
+            standardise=standardise,
+            name=name,
+            seed=seed,
+        )
 
     @staticmethod
     def from_clients(

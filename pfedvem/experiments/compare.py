@@ -41,7 +41,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class Row:
-    """A method over its finished seeds. Accuracies in percent, None where it has no such model; seconds of one run."""
+    """A method over its finished seeds. Accuracies in percent, None where it has no such model; seconds of one run.
+
+    Expected calibration error (in percent) and NLL are those of the PM or, where a method has none, of the GM.
+    """
 
     name: str
     title: str
@@ -52,6 +55,8 @@ class Row:
     seconds: float
     down: int
     up: int
+    ece: Measure | None = None
+    nll: Measure | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def cells(
     for name in names:
         ordered = [text for layer in layers for text in sorted(layer, key=lambda text: _is_method(_owned(text)[0]))]
         mine = [own for text in ordered if (own := _mine(text, name, names))]
-        mine += [f"method={name}", "alone=false"]
+        mine += [f"method={name}", "alone=false", "keep_models=false"]
         first = load(assignments=mine).seed
         columns.append([load(assignments=[*mine, f"seed={seed}"]) for seed in range(first, first + seeds)])
     return [config for row in zip(*columns, strict=True) for config in row]
@@ -222,7 +227,9 @@ def measure(values: Iterable[float | None]) -> Measure | None:
 def _row(name: str, found: list[dict[str, Any]], down: int, up: int) -> Row:
     pm, gm, small = (measure(one[key] for one in found) for key in ("pm", "gm", "small_clients_pm"))
     seconds = statistics.fmean(one["seconds"] for one in found)
-    return Row(name, method(name).title, len(found), pm, gm, small, seconds, down, up)
+    model = "pm" if pm is not None else "gm"
+    ece, nll = (measure(one.get(f"{model}_{key}") for one in found) for key in ("ece", "nll"))
+    return Row(name, method(name).title, len(found), pm, gm, small, seconds, down, up, ece, nll)
 
 
 def _wire(plan: Sequence[Config]) -> tuple[int, dict[str, tuple[int, int]]]:

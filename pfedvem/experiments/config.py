@@ -50,6 +50,9 @@ class Config(BaseModel):
     eval_clients: int | None = Field(default=None, ge=1, description="clients that are tested; by default all")
     checkpoint_every: int = Field(default=1, ge=1, description="rounds between checkpoints")
     alone: bool = Field(default=True, description="also train every client alone, to show what the federation is worth")
+    keep_models: bool = Field(
+        default=True, description="also write every client's personalised model, for predict and export"
+    )
     alone_lr: float = Field(default=1e-3, gt=0, description="learning rate of the clients alone")
     train: Literal["all", "uploaders"] = Field(
         default="all", description="who trains in a round: all clients, as in the paper, or only those that upload"

@@ -43,6 +43,7 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         device=config.device,
         train=config.train,
         eval_clients=config.eval_clients,
+        keep_models=config.keep_models,
         settings=config.dump(),
         progress=progress,
     )

@@ -155,8 +155,8 @@ class Site:
             if algorithm.global_model:
                 params = wire.unpack(wire.arrays(message.content, wire.GENERAL), self.model.initial)
                 test = federation.test_indices(self.client)
-                accuracy, nll, ece = score(self.setup, tree.expand(params, 1), test)
-                numbers |= {"gm.accuracy": accuracy, "gm.nll": nll, "gm.ece": ece, "gm.samples": float(len(test))}
+                scores = zip(wire.SCORES, score(self.setup, tree.expand(params, 1), test), strict=True)
+                numbers |= {**{f"gm.{name}": value for name, value in scores}, "gm.samples": float(len(test))}
         return Message(RecordDict({wire.NUMBERS: MetricRecord(dict(numbers))}), reply_to=message)
 
     def _read(self, message: Message) -> tuple[Mapping[str, Any], Any]:

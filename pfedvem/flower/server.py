@@ -113,7 +113,7 @@ def start(settings: Settings, model: Model) -> State:
     seen = algorithm.inspect(down, algorithm.client_init(model, down, Rng(settings.seed, START, [0])))
     unknown = torch.full((everyone,), math.nan)
     numbers = {name: unknown.clone() for name, value in seen.items() if value.shape == (1,)}
-    return State(0, server, numbers, Scores(unknown.clone(), unknown.clone(), unknown.clone()), (), 0.0)
+    return State(0, server, numbers, Scores.unknown(everyone), (), 0.0)
 
 
 def _identity(settings: Settings, model: Model) -> dict[str, Any]:

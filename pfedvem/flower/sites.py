@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
 from pfedvem.data.federation import Federation
+from pfedvem.errors import UserError
+from pfedvem.simulation.executors import Executor
 from pfedvem.simulation.results import Result
+from pfedvem.trained import Personal
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,13 @@ class Sites(Federation):
 @dataclass(frozen=True)
 class Deployed(Result):
     """A finished run whose clients are elsewhere: their numbers are known, what they keep is not."""
+
+    def take_home(self, clients: Sequence[int], place: Executor | None = None) -> Iterator[Personal]:
+        raise UserError("Personalised models are at the sites: what a client keeps never leaves it.")
+
+    @property
+    def _copies(self) -> list[float]:
+        return [math.nan] * len(self.setup.federation)
 
     def _inspected(self) -> dict[str, Tensor]:
         seen: dict[str, Tensor] = self.state.clients

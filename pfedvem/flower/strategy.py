@@ -30,7 +30,7 @@ from pfedvem.flower.sites import Deployed, Known, Sites, SiteStatus, Status
 from pfedvem.models import Model
 from pfedvem.rng import START, Rng, uploaders
 from pfedvem.simulation.results import Result
-from pfedvem.simulation.rounds import State, mean, number, plan
+from pfedvem.simulation.rounds import State, mean, number, plan, record
 from pfedvem.simulation.work import Job, Scores, Setup, perform
 
 # A weight this many times the median of a round's uploads is no weight: its site alone would make the result.
@@ -44,7 +44,8 @@ def _value(numbers: Mapping[str, Any], name: str) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         return math.nan
     score = name.startswith(("pm.", "gm."))
-    possible = not score or 0 <= value <= (math.inf if name.endswith("nll") or name == "gm.samples" else 1)
+    most = {"nll": math.inf, "samples": math.inf, "brier": 2.0}.get(name.partition(".")[2], 1.0)
+    possible = not score or 0 <= value <= most
     return float(value) if possible else math.nan
 
 
@@ -162,7 +163,7 @@ class FederatedStrategy(Strategy):
         for client, records in self._usable(replies):
             numbers = wire.numbers(records)
             state = self._noted(state, client, numbers)
-            row = [_value(numbers, name) for name in ("gm.accuracy", "gm.nll", "gm.ece", "gm.samples")]
+            row = [_value(numbers, f"gm.{name}") for name in (*wire.SCORES, "samples")]
             if not any(math.isnan(value) for value in row):  # a site without test data has none
                 general.append(row)
         measured = self._measured(state, general) if self._evaluates else None
@@ -337,12 +338,9 @@ class FederatedStrategy(Strategy):
 
     def _measured(self, state: State, general: list[list[float]]) -> dict[str, float | None]:
         """The clients' mean scores; the global model's over all of their test samples."""
-        table = torch.tensor(general, dtype=torch.float64).view(-1, 4)
-        gm, gm_loss, gm_ece = ((table[:, :3] * table[:, 3:]).sum(0) / table[:, 3].sum()).tolist()
-        pm, pm_loss, pm_ece = (mean(values) for values in tree.leaves(state.scores))
-        values = {"pm": 100 * pm, "gm": 100 * gm, "pm_loss": pm_loss, "gm_loss": gm_loss}
-        values |= {"pm_ece": 100 * pm_ece, "gm_ece": 100 * gm_ece}
-        return {name: number(value) for name, value in values.items()}
+        table = torch.tensor(general, dtype=torch.float64).view(-1, len(wire.SCORES) + 1)
+        tested = ((table[:, :-1] * table[:, -1:]).sum(0) / table[:, -1].sum()).tolist()
+        return record([mean(values) for values in tree.leaves(state.scores)], tested)
 
     def _taken_over(self, server: Any, arrays: ArrayRecord) -> Any:
         """The server with what Flower hands on in place of what was sent down."""

@@ -23,6 +23,7 @@ from pfedvem.algorithms.base import AnyAlgorithm
 FORMAT = 1  # of messages; a site and a server of different formats do not talk to each other
 DOWN, GENERAL, UP, JOB, NUMBERS, SITE = "down", "general", "up", "job", "numbers", "site"
 
+SCORES = ("accuracy", "nll", "ece", "brier")  # of a model, in the order of Scores
 WEIGHTS = {"up.n", "up.tau"}  # numbers that methods weigh uploads by
 
 T = TypeVar("T")

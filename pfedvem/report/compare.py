@@ -23,8 +23,8 @@ from pfedvem.simulation.rounds import State
 if TYPE_CHECKING:  # the comparison itself writes these tables
     from pfedvem.experiments.compare import Comparison, Measure
 
-HEADER = ("Method", "PM (%)", "GM (%)", "Small clients (PM, %)", "Sent down", "Sent up", "Seeds")
-SHORT = ("Method", "PM (%)", "GM (%)", "Small (%)", "Down", "Up", "Seeds")  # 80 columns
+HEADER = ("Method", "PM (%)", "GM (%)", "Small clients (PM, %)", "ECE (%)", "NLL", "Sent down", "Sent up", "Seeds")
+SHORT = ("Method", "PM (%)", "GM (%)", "Small (%)", "ECE (%)", "NLL", "Down", "Up", "Seeds")
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     c: f"\\{c}" for c in "&%$#_{}"
 }
@@ -33,7 +33,7 @@ TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciici
 def comparison_table(comparison: Comparison) -> Table:
     """The table on the terminal; the best PM and GM are bold."""
     title = f"{escape(comparison.dataset)}: {comparison.clients} clients"
-    caption = "mean ± SEM over seeds; small: the smallest 10%; bytes a client and round"
+    caption = "mean ± SEM over seeds; small: the smallest 10%; ECE, NLL: of the PM, else GM; bytes a client and round"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", header_style="bold")
     for name in SHORT:
         table.add_column(name, justify="left" if name == "Method" else "right", no_wrap=name != "Method")
@@ -46,10 +46,11 @@ def comparison_csv(comparison: Comparison) -> str:
     """Plain numbers; empty where a method has no such model or one seed has no SEM."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    measures = [f"{name}{end}" for name in ("pm", "gm", "small_clients_pm") for end in ("", "_sem")]
+    measures = [f"{name}{end}" for name in ("pm", "gm", "small_clients_pm", "ece", "nll") for end in ("", "_sem")]
     writer.writerow(["method", "title", "seeds", *measures, "bytes_down", "bytes_up", "seconds"])
     for row in comparison.rows:
-        found = [(None, None) if m is None else (m.mean, m.sem) for m in (row.pm, row.gm, row.small)]
+        shown_here = (row.pm, row.gm, row.small, row.ece, row.nll)
+        found = [(None, None) if m is None else (m.mean, m.sem) for m in shown_here]
         numbers = ["" if value is None else f"{value:.4f}" for pair in found for value in pair]
         writer.writerow([row.name, row.title, row.seeds, *numbers, row.down, row.up, f"{row.seconds:.3f}"])
     return table.getvalue()
@@ -95,11 +96,11 @@ def size(count: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
-def plain(measure: Measure | None) -> str:
-    """Mean ± SEM to one decimal; the mean alone where there is one seed; a dash where there is nothing."""
+def plain(measure: Measure | None, digits: int = 1) -> str:
+    """Mean ± SEM to so many decimals; the mean alone where there is one seed; a dash where there is nothing."""
     if measure is None or measure.sem is None:
-        return shown(measure.mean if measure is not None else None)
-    return f"{shown(measure.mean)} ± {shown(measure.sem)}"
+        return shown(measure.mean if measure is not None else None, digits)
+    return f"{shown(measure.mean, digits)} ± {shown(measure.sem, digits)}"
 
 
 def _lines(comparison: Comparison, text: Callable[[str], str], number: Callable[[str, bool], str]) -> list[list[str]]:
@@ -111,10 +112,11 @@ def _lines(comparison: Comparison, text: Callable[[str], str], number: Callable[
 
     rows = comparison.rows
     pm, gm = column([row.pm for row in rows]), column([row.gm for row in rows])
-    return [
-        [text(row.title), pm[i], gm[i], number(plain(row.small), False), size(row.down), size(row.up), str(row.seeds)]
-        for i, row in enumerate(rows)
-    ]
+    lines = []
+    for i, row in enumerate(rows):
+        others = [number(plain(m, digits), False) for m, digits in ((row.small, 1), (row.ece, 1), (row.nll, 2))]
+        lines.append([text(row.title), pm[i], gm[i], *others, size(row.down), size(row.up), str(row.seeds)])
+    return lines
 
 
 class LiveComparison(LiveProgress):

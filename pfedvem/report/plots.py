@@ -48,13 +48,12 @@ def _curves(axis: Axes, result: Result) -> None:
 
 
 def _clients(axis: Axes, result: Result) -> None:
-    rows = [row for row in result.clients if row["pm"] is not None]
-    sizes = [row["n_train"] for row in rows]
+    rows = result.clients.dropna(subset="pm")
+    sizes = rows["n_train"]
     if result.alone is not None:
-        alone = [row["alone"] for row in rows]
-        axis.vlines(sizes, alone, [row["pm"] for row in rows], color=ALONE, alpha=0.5, linewidth=1)
-        axis.scatter(sizes, alone, s=14, color="white", edgecolor=ALONE, linewidth=1.2, label="alone", zorder=2)
-    axis.scatter(sizes, [row["pm"] for row in rows], s=16, color=PM, label="personalised", zorder=3)
+        axis.vlines(sizes, rows["alone"], rows["pm"], color=ALONE, alpha=0.5, linewidth=1)
+        axis.scatter(sizes, rows["alone"], s=14, color="white", edgecolor=ALONE, linewidth=1.2, label="alone", zorder=2)
+    axis.scatter(sizes, rows["pm"], s=16, color=PM, label="personalised", zorder=3)
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -145,7 +145,10 @@ def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: 
 def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
     template = _Tensors(like.server, None, like.scores)
     with safetensors.safe_open(file, framework="pt") as stored:
-        value = tree.rebuild(template, [stored.get_tensor(name) for name in tree.named(template)])
+        # A score that an earlier version did not know is not known here either.
+        known = set(stored.keys())
+        leaves = tree.named(template).items()
+        value = tree.rebuild(template, [stored.get_tensor(name) if name in known else leaf for name, leaf in leaves])
         for name, leaf in tree.named({"clients": like.clients}).items():
             rows, step = stored.get_slice(name), max(1, CHUNK // max(1, leaf[0].numel()))
             for begin in range(0, len(leaf), step):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 from torch import nn
 
+from pfedvem import tree
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.algorithms.local import Local
 from pfedvem.data.federation import Federation
@@ -18,12 +19,17 @@ from pfedvem.models import Model
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import executor as make_executor
 from pfedvem.simulation.executors import require
-from pfedvem.simulation.results import Result, write_metrics
-from pfedvem.simulation.rounds import Progress, State, one_round, simulate, start
+from pfedvem.simulation.results import MODELS_BYTES, Result, write_metrics
+from pfedvem.simulation.rounds import Progress, State, TextBar, one_round, simulate, start
 from pfedvem.simulation.work import Setup
 
 # Settings that may change when a run goes on: they say where and how long it runs, not what it computes.
 FREE = {"rounds", "executor", "workers", "cohort", "device", "checkpoint_every", "alone", "alone_lr", "data.root"}
+FREE |= {"keep_models"}
+
+
+Callback = Callable[[Mapping[str, float | None]], bool | None]
+"""Hears the record of each evaluated round, as ``Result.history`` has it; True ends the training there."""
 
 
 class Interrupted(Exception):
@@ -39,6 +45,7 @@ def fit(
     model: Model | nn.Module,
     federation: Federation,
     *,
+    head: str | None = None,
     rounds: int = 100,
     participation: float = 0.1,
     seed: int = 0,
@@ -53,8 +60,10 @@ def fit(
     device: str = "cpu",
     train: str = "all",
     eval_clients: int | None = None,
+    keep_models: bool = False,
+    callbacks: Sequence[Callback] = (),
     settings: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = False,
 ) -> Result:
     """Trains ``algorithm`` on a federation.
 
@@ -62,6 +71,7 @@ def fit(
         algorithm: a method with its hyper-parameters, such as ``PFedVEM(lr_head=0.01)``.
         model: any network that ends in a linear layer, or an already split ``Model``.
         federation: the clients' data.
+        head: the name of the linear layer that is the head; by default the last one.
         participation: the probability that a client uploads in a round.
         eval_every: rounds between evaluations; the last round is always evaluated.
         alone: also train every client without the federation, by this method, and report it beside.
@@ -73,12 +83,17 @@ def fit(
         device: ``cpu``, ``cuda`` or ``mps``.
         eval_clients: how many clients are tested, always the same ones; by default all.
         train: who trains in a round: ``all`` clients, as in the paper, or only the ``uploaders``.
+        keep_models: also write every client's personalised model into ``out``, for ``load`` and ``pfedvem predict``.
+        callbacks: hear the record of each evaluated round; one that returns True ends the training there.
         settings: what the run was configured with, to be saved as config.toml; by default these arguments.
+        progress: True shows a bar, in a terminal or a notebook; or what else is to hear how the run goes on.
     """
-    model = model if isinstance(model, Model) else Model(model)
+    model = model if isinstance(model, Model) else Model(model, head)
     model.check(federation.inputs(federation.train.x[:2]))
     if model.classes != len(federation.classes):
-        raise UserError(f"The network has {model.classes} outputs for {len(federation.classes)} classes.")
+        raise UserError(
+            f"The network has {model.classes} outputs for {len(federation.classes)} classes; end it in one for each."
+        )
     for name, value, lowest in (
         ("rounds", rounds, 1),
         ("eval_every", eval_every, 0),
@@ -92,7 +107,8 @@ def fit(
     if train not in ("all", "uploaders"):
         raise UserError(f"train must be all or uploaders, not {train!r}.")
     require(device)
-    progress = progress or Progress()
+    if isinstance(progress, bool):
+        progress = TextBar() if progress else Progress()
     setup = Setup(algorithm, model, federation, seed, device)
     folder = Path(out) if out is not None else None
     # Where clients keep more than fits in memory, it lies beside the run's files.
@@ -124,6 +140,12 @@ def fit(
         if latest.history and latest.history[-1]["round"] == latest.round:
             write_metrics(folder, latest)
 
+    def stop(latest: State) -> bool:
+        if not latest.history or latest.history[-1]["round"] != latest.round:
+            return False
+        answers = [callback(latest.history[-1]) for callback in callbacks]  # all of them hear it
+        return any(answers)
+
     try:
         progress.stage(algorithm.title, state.round, rounds)
         with make_executor(setup, executor, workers, cohort) as place:
@@ -137,7 +159,10 @@ def fit(
                 after_round=after_round,
                 train=train,
                 eval_clients=eval_clients,
+                stop=stop,
             )
+        if folder is not None and state.round < rounds:  # a callback has ended it
+            checkpoints.save(folder / "checkpoint", state, identity)
         scores = None
         if alone is not None:
             progress.stage("alone", 0, 1)
@@ -145,14 +170,18 @@ def fit(
                 done = one_round(start(place.setup), 1.0, True, place, progress)
             progress.round(done)
             scores = done.scores
+        result = Result(setup, state, scores, folder)
+        if folder is not None:
+            wanted = keep_models and algorithm.personalised
+            size = tree.size(model.initial) * len(federation)
+            if wanted and size > MODELS_BYTES:
+                progress.note(f"The clients' models would take {size / 1e9:.1f} GB and are not written.")
+            result.write(folder, models=wanted and size <= MODELS_BYTES, executor=executor, workers=workers)
     except KeyboardInterrupt:
         if folder is not None and state.round > 0:
             checkpoints.save(folder / "checkpoint", state, identity)
             write_metrics(folder, state)
         raise Interrupted(state.round, folder) from None
-    result = Result(setup, state, scores, folder)
-    if folder is not None:
-        result.write(folder)
     return result
 
 

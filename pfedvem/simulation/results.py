@@ -6,19 +6,33 @@ import csv
 import io
 import json
 import math
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from pfedvem import tree
+from pfedvem.data.inputs import Inputs
+from pfedvem.errors import UserError
+from pfedvem.models import Posterior
 from pfedvem.simulation import checkpoints
+from pfedvem.simulation.executors import Executor, Vectorised
+from pfedvem.simulation.executors import executor as make_executor
 from pfedvem.simulation.rounds import State, mean, number
-from pfedvem.simulation.work import Scores, Setup
+from pfedvem.simulation.work import Job, Scores, Setup
+from pfedvem.trained import ROUNDS, Personal, Trained, write_personal
+from pfedvem.uncertainty import SAMPLES, Calibration, Prediction, calibration, predictor
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SMALL = 0.1  # the share of clients that counts as small, as in the paper
+MODELS_BYTES = 2**30  # personalised models that would take more than this are not written with a run
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,11 @@ class Result:
             "gm": last["gm"],
             "small_clients_pm": number(100 * mean(pm[self.small_clients])),
             "alone_pm": number(100 * mean(self.alone.accuracy)) if self.alone is not None else None,
+            **{
+                f"{model}_{name}": last.get(f"{model}_{key}")
+                for model in ("pm", "gm")
+                for name, key in (("nll", "loss"), ("ece", "ece"), ("brier", "brier"))
+            },
             "seconds": round(self.state.seconds, 3),
         }
 
@@ -61,8 +80,19 @@ class Result:
         return by_size[: max(1, round(SMALL * len(sizes)))]
 
     @property
-    def clients(self) -> list[dict[str, Any]]:
-        """A row for each client: its data, its scores, and what the method has to say of it."""
+    def clients(self) -> pd.DataFrame:
+        """A row for each client, by its id: its data, its scores, and what the method has to say of it."""
+        import pandas as pd
+
+        return pd.DataFrame(self._rows()).set_index("client")
+
+    @cached_property
+    def _copies(self) -> list[float]:
+        """The share of each client's training samples that are copies of others of its own."""
+        federation = self.setup.federation
+        return [federation.copies(j) for j in range(len(federation))]
+
+    def _rows(self) -> list[dict[str, Any]]:
         seen = {name: values for name, values in self._inspected().items() if values.ndim == 1}
         scores = self.state.scores
         rows = []
@@ -70,10 +100,12 @@ class Result:
             row = {
                 "client": shard.id,
                 "n_train": shard.n,
+                "copies": number(self._copies[j]),
                 "labels": "; ".join(shard.owns),
                 "pm": number(100 * float(scores.accuracy[j])),
                 "pm_nll": number(float(scores.nll[j])),
                 "pm_ece": number(100 * float(scores.ece[j])),
+                "pm_brier": number(float(scores.brier[j])),
                 **{name: float(values[j]) for name, values in seen.items()},
             }
             if self.alone is not None:
@@ -92,39 +124,133 @@ class Result:
             f"{count} clients overflowed in training ({total} times) and kept what they had; try a smaller lr_head."
         ]
 
-    def write(self, out: Path) -> None:
-        """Writes metrics.jsonl, clients.csv, summary.json and model/ into a folder."""
+    # Models
+
+    @cached_property
+    def trained(self) -> Trained:
+        """What was learned, ready for use."""
+        setup, federation = self.setup, self.setup.federation
+        kept: dict[str, Personal] = {}
+
+        def find(client: str) -> Personal:
+            if client not in kept:
+                (kept[client],) = self.take_home([federation.place(client)])
+            return kept[client]
+
+        ids = tuple(shard.id for shard in federation.shards)
+        return Trained(
+            setup.algorithm, setup.model, self.state.server, federation.classes, federation.raw, ids, setup.seed, find
+        )
+
+    def personal(self, client: str | int) -> nn.Module:
+        """A client's model as an ordinary ``nn.Module``: logits (N, classes) of the inputs that the client has.
+
+        Where training makes the model anew in each round (as pFedVEM trains its base), it is that of one more round
+        of local training from what the server has learned, without an upload.
+        """
+        return self.trained.personal(client)
+
+    def general(self) -> nn.Module:
+        """The global model as an ordinary ``nn.Module``: logits (N, classes) of the inputs that clients have."""
+        return self.trained.general()
+
+    def predict(self, client: str | int | None, x: Any, *, samples: int = SAMPLES) -> Prediction:
+        """Predicts for a client, or by the global model where that is None, with how sure it is.
+
+        Args:
+            x: inputs as the client has them: a tensor, an array, or a DataFrame with the columns of training.
+            samples: how many samples of the posterior to average over; 0 predicts by its mean.
+        """
+        return self.trained.predict(client, x, samples=samples)
+
+    def personalize(
+        self, data: Any, client: str | int = "new", *, label: str | None = None, rounds: int = ROUNDS
+    ) -> Personal:
+        """Fits a model for a client that was not there; ``predict`` and ``personal`` know it from then on.
+
+        Args:
+            data: the client's samples, in a form that ``Federation.from_datasets`` takes.
+            client: the name that it is known by.
+            label: the column of the labels, where the data is a table.
+            rounds: how many rounds of local training, with what the server has learned as it is.
+        """
+        return self.trained.personalize(data, client, label=label, rounds=rounds)
+
+    def calibration(self, *, samples: int = SAMPLES) -> Calibration:
+        """How right all clients' predictions are on their own test data, taken together.
+
+        Where a method has no personalised models, how right the global model is on the test data of all.
+        """
+        setup, federation = self.setup, self.setup.federation
+        seen = Inputs(federation.shape, images=False)  # as the network sees them
+
+        def predicted(posterior: Posterior, test: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            x, y = federation.test_samples(test)
+            made = predictor(setup.model, posterior, seen, setup.seed, samples).predict(x, federation.classes)
+            return made.probabilities, y, made.entropy
+
+        if setup.algorithm.personalised:
+            tested = [j for j in range(len(federation)) if len(federation.test_indices(j))]
+            homes = ((one, federation.test_indices(federation.place(one.client))) for one in self.take_home(tested))
+            parts = [predicted(one.posterior, test) for one, test in homes]
+        else:
+            server = setup.algorithm.general(self.state.server)
+            assert server is not None  # a method has one or the other
+            parts = [predicted(Posterior(server, {}), federation.general_indices())]
+        return calibration(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def take_home(self, clients: Sequence[int], place: Executor | None = None) -> Iterator[Personal]:
+        """The personalised models of these clients, as they come."""
+        setup, algorithm, round = self.setup, self.setup.algorithm, self.state.round
+        if not algorithm.personalised:
+            raise UserError(f"{algorithm.title} has no personalised models; general() is its model.")
+        ready = algorithm.personal_after_merge or algorithm.personal_kept
+        # What needs no training is as it was tested, in the last round; else this is the round that would follow.
+        job = Job(round - 1 if ready else round, tuple(clients), train=not ready, keep=False, take=True)
+        seen = {name: values for name, values in self._inspected().items() if values.ndim == 1}
+        place = place or Vectorised(setup)
+        for outcome in place.run(algorithm.down(self.state.server), self.state.clients, [job]):
+            for row, j in enumerate(outcome.job.clients):
+                assert outcome.models is not None  # the method is personalised
+                posterior = tree.map(lambda leaf: leaf[0], tree.take(outcome.models, [row]))
+                shard = setup.federation.shards[j]
+                numbers = {"n_train": float(shard.n), **{name: float(values[j]) for name, values in seen.items()}}
+                yield Personal(shard.id, posterior, numbers)
+
+    def save(self, folder: Path | str) -> Path:
+        """Writes tables, summary and models into a folder, from which ``pfedvem.load`` reads; gives the folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.write(folder, models=True)
+        return folder
+
+    def write(self, out: Path, *, models: bool = False, executor: str = "auto", workers: int | None = None) -> None:
+        """Writes metrics.jsonl, clients.csv, summary.json and model/ into a folder; with ``models`` the clients' too.
+
+        These are trained by the executor of this name.
+        """
         write_metrics(out, self.state)
         table = io.StringIO()
-        rows = self.clients
+        rows = self._rows()
         writer = csv.DictWriter(table, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
         checkpoints.replace(out / "clients.csv", table.getvalue().encode())
-        self._write_model(out / "model")
+        self.trained.write(out / "model", self._inspected())
+        shutil.rmtree(out / "model" / "personal", ignore_errors=True)  # of fewer rounds
+        if models and self.setup.algorithm.personalised:
+            federation = self.setup.federation
+            with make_executor(self.setup, executor, workers) as place:
+                for personal in self.take_home(range(len(federation)), place):
+                    write_personal(out / "model", federation.place(personal.client), personal)
+            for number, personal in enumerate(self.trained.later.values(), len(federation)):
+                write_personal(out / "model", number, personal)
         # The summary comes last: where it is, everything is.
         checkpoints.replace(out / "summary.json", (json.dumps(self.summary, indent=2) + "\n").encode())
 
     def _inspected(self) -> dict[str, Tensor]:
         algorithm = self.setup.algorithm
         return algorithm.inspect(algorithm.down(self.state.server), self.state.clients)
-
-    def _write_model(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        federation, model = self.setup.federation, self.setup.model
-        card = {
-            "method": self.setup.algorithm.name,
-            "classes": federation.classes,
-            "clients": [shard.id for shard in federation.shards],
-            "input_shape": federation.shape,
-            "mean": federation.mean,
-            "std": federation.std,
-            "features": model.features_dim,
-        }
-        checkpoints.replace(folder / "model.json", (json.dumps(card, indent=1) + "\n").encode())
-        for name, tensors in (("server", tree.named(self.state.server)), ("clients", self._inspected())):
-            content = safetensors.torch.save({key: value.contiguous() for key, value in tensors.items()})
-            checkpoints.replace(folder / f"{name}.safetensors", content)
 
 
 def write_metrics(out: Path, state: State) -> None:

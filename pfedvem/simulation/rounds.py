@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pfedvem import tree
 from pfedvem.errors import UserError
@@ -51,6 +53,38 @@ class Progress:
         """A round is complete."""
 
 
+class TextBar(Progress):
+    """A bar of plain text, which terminals and notebooks alike can show."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[NoReturn] | None = None
+        self._round = 0
+
+    def stage(self, title: str, done: int, rounds: int) -> None:
+        form = "{desc}: {percentage:3.0f}%|{bar}| round {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"
+        self._bar, self._round = tqdm(total=rounds, initial=done, desc=title, bar_format=form), done
+
+    def note(self, text: str) -> None:
+        tqdm.write(text, file=sys.stderr)
+
+    def client(self, done: int, clients: int) -> None:
+        self._show(self._round + done / clients)
+
+    def round(self, state: State) -> None:
+        self._round = state.round
+        last = state.history[-1] if state.history else {}
+        scores = {key.upper(): f"{last[key]:.1f}%" for key in ("pm", "gm") if last.get(key) is not None}
+        assert self._bar is not None
+        self._bar.set_postfix(scores, refresh=False)
+        self._show(state.round)
+        if state.round == self._bar.total:
+            self._bar.close()
+
+    def _show(self, rounds: float) -> None:
+        assert self._bar is not None
+        self._bar.update(rounds - self._bar.n)
+
+
 def start(setup: Setup, folder: Path | None = None) -> State:
     """The state before the first round; where clients keep more than fits in memory, files for it are in ``folder``."""
     clients = len(setup.federation)
@@ -60,8 +94,7 @@ def start(setup: Setup, folder: Path | None = None) -> State:
         return setup.algorithm.client_init(setup.model, server, Rng(setup.seed, START, rows))
 
     kept = stacked(make, clients, folder)
-    unknown = torch.full((clients,), math.nan)  # not tested yet
-    return State(0, server, kept, Scores(unknown, unknown.clone(), unknown.clone()), (), 0.0)
+    return State(0, server, kept, Scores.unknown(clients), (), 0.0)
 
 
 def simulate(
@@ -75,12 +108,14 @@ def simulate(
     after_round: Callable[[State], None],
     train: str = "all",
     eval_clients: int | None = None,
+    stop: Callable[[State], bool] = lambda state: False,
 ) -> State:
     """Runs from ``state`` to ``rounds``, which takes over the arrays of ``state``: only what is returned is valid.
 
     Every ``eval_every`` rounds and after the last, personalised models are tested straight after local training and
     the global model after merging; 0 tests after the last round only. With ``train="uploaders"`` only clients that
-    upload train in a round; with ``eval_clients`` only so many clients are tested, always the same ones.
+    upload train in a round; with ``eval_clients`` only so many clients are tested, always the same ones. ``stop`` is
+    asked after every round whether that was the last.
     """
     tested = sample(executor.setup, eval_clients)
     while state.round < rounds:
@@ -92,6 +127,8 @@ def simulate(
             state = changes.after(state.clients)
             after_round(state)
         progress.round(state)
+        if stop(state):
+            break
     return state
 
 
@@ -185,10 +222,15 @@ def plan(setup: Setup, round: int, uploading: Iterable[int], tested: Iterable[in
 def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None]:
     """Tests the global model and averages the clients' scores; accuracies and calibration errors in percent."""
     general = setup.algorithm.general(server) if setup.algorithm.global_model else None
-    gm, gm_loss, gm_ece = score_general(setup, general) if general is not None else (math.nan,) * 3
-    pm, pm_loss, pm_ece = (mean(values) for values in (scores.accuracy, scores.nll, scores.ece))
+    tested = score_general(setup, general) if general is not None else (math.nan,) * 4
+    return record([mean(values) for values in tree.leaves(scores)], tested)
+
+
+def record(personal: Sequence[float], general: Sequence[float]) -> dict[str, float | None]:
+    """The scores of PM and GM, each accuracy, NLL, calibration error and Brier score, as history has them."""
+    (pm, pm_loss, pm_ece, pm_brier), (gm, gm_loss, gm_ece, gm_brier) = personal, general
     values = {"pm": 100 * pm, "gm": 100 * gm, "pm_loss": pm_loss, "gm_loss": gm_loss}
-    values |= {"pm_ece": 100 * pm_ece, "gm_ece": 100 * gm_ece}
+    values |= {"pm_ece": 100 * pm_ece, "gm_ece": 100 * gm_ece, "pm_brier": pm_brier, "gm_brier": gm_brier}
     return {name: number(value) for name, value in values.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -184,7 +185,7 @@ def test_scores_that_cannot_be_are_no_scores(place: Place) -> None:
     grid = place.grid()
     grid.__class__ = Boasting
     result = place.run(grid)
-    assert result.clients[1]["pm"] is None
+    assert math.isnan(result.clients["pm"].iloc[1])
     assert all(value is None or 0 <= value <= 100 for value in (result.summary["pm"], result.summary["gm"]))
 
 
@@ -226,7 +227,7 @@ def test_sites_of_the_same_name_are_told_apart(place: Place) -> None:
     grid = place.grid()
     for context in grid.contexts.values():
         context.node_config["name"] = "clinic"
-    assert [row["client"] for row in place.run(grid).clients] == ["clinic", "clinic (1)", "clinic (2)", "clinic (3)"]
+    assert place.run(grid).clients.index.to_list() == ["clinic", "clinic (1)", "clinic (2)", "clinic (3)"]
 
 
 def test_a_site_that_leaves_keeps_its_name_and_the_others_go_on(place: Place) -> None:
@@ -239,8 +240,8 @@ def test_a_site_that_leaves_keeps_its_name_and_the_others_go_on(place: Place) ->
     grid = place.grid()
     grid.__class__ = Leaving
     result = place.run(grid)
-    assert result.clients[3]["client"] == "site 3"
-    assert result.clients[3]["n_train"] == SIZES[3]
+    assert result.clients.index[3] == "site 3"
+    assert result.clients["n_train"].iloc[3] == SIZES[3]
     assert [site["connected"] for site in status(place)["sites"]] == [True, True, True, False]
     assert [site["replied"] for site in status(place)["sites"]] == [3, 3, 3, 1]
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from pfedvem.experiments.compare import Comparison, Measure, Row
@@ -126,7 +125,7 @@ def test_a_comparison_without_a_finished_run_is_an_empty_table(tmp_path: Path) -
 
 
 def state(round: int) -> State:
-    scores = Scores(torch.zeros(1), torch.zeros(1), torch.zeros(1))
+    scores = Scores.unknown(1)
     return State(round, None, None, scores, ({"round": round, "pm": 71.9, "gm": None},), 1.0)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import shutil
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,8 @@ def test_a_run_leaves_all_its_files(model: Model, federation: Federation, tmp_pa
     result = train(model, federation, tmp_path / "run", alone=Local(lr=0.01))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [2, 4, 6]
-    assert set(lines[0]) == {"round", "pm", "gm", "pm_loss", "gm_loss", "pm_ece", "gm_ece", "seconds"}
+    scores = {f"{model}_{name}" for model in ("pm", "gm") for name in ("loss", "ece", "brier")}
+    assert set(lines[0]) == {"round", "pm", "gm", *scores, "seconds"}
     rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").read_text().splitlines()))
     assert [int(row["n_train"]) for row in rows] == [7, 12, 1, 23]
     for row in rows:
@@ -237,7 +240,7 @@ def test_a_client_that_overflows_is_reported(model: Model, federation: Federatio
     federation.train.x[federation.shards[2].train] = 1e30
     notes = Notes()
     result = train(model, federation, None, rounds=1, progress=notes, seed=3)
-    assert result.clients[2]["discarded"] == 1
+    assert result.clients["discarded"].iloc[2] == 1
     assert "1 clients overflowed" in result.warnings[0]
 
 
@@ -260,3 +263,45 @@ def test_arguments_out_of_range_are_refused(
 def test_a_network_with_the_wrong_number_of_outputs_is_refused(federation: Federation) -> None:
     with pytest.raises(UserError, match="5 outputs for 3 classes"):
         fit(PFedVEM(), torch.nn.Linear(4, 5), federation)
+
+
+def test_callbacks_hear_every_evaluated_round_and_one_can_end_the_training(
+    model: Model, federation: Federation, tmp_path: Path
+) -> None:
+    heard: list[Any] = []
+
+    def enough(record: Mapping[str, float | None]) -> bool:
+        return record["round"] == 4
+
+    result = train(model, federation, tmp_path, checkpoint_every=3, callbacks=[enough, heard.append])
+    assert [record["round"] for record in heard] == [2, 4]
+    assert heard == result.history
+    assert result.summary["rounds"] == 4
+    longer = train(model, federation, tmp_path, resume=True, checkpoint_every=3)
+    straight = train(model, federation, None)
+    assert longer.summary["rounds"] == 6
+    assert torch.equal(longer.state.server.w, straight.state.server.w)
+
+
+def test_a_bar_of_text_shows_rounds_and_scores(
+    model: Model, federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(model, federation, None, alone=Local(lr=0.01), progress=True)
+    shown = capsys.readouterr().err
+    assert "pFedVEM: 100%" in shown
+    assert "round 6/6" in shown
+    assert "PM=" in shown
+
+
+def test_a_checkpoint_of_a_version_with_fewer_scores_is_gone_on_from(
+    model: Model, federation: Federation, tmp_path: Path
+) -> None:
+    train(model, federation, tmp_path, rounds=3)
+    for path in (tmp_path / "checkpoint").glob("*/state.safetensors"):
+        tensors = safetensors.torch.load_file(path)
+        del tensors["scores.brier"]
+        path.write_bytes(safetensors.torch.save(tensors))
+        manifest = json.loads((path.parent / "manifest.json").read_text())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        (path.parent / "manifest.json").write_text(json.dumps({**manifest, "sha256": digest}))
+    assert train(model, federation, tmp_path, resume=True).summary["rounds"] == 6

@@ -1,0 +1,310 @@
+"""What a federation has learned, ready for use: models, predictions, clients that come later, and its folder.
+
+model/model.json                    what the model is: method, network, classes, clients, inputs
+model/server.safetensors            what the server keeps
+model/clients.safetensors           what there is to see of the clients
+model/personal/00003.safetensors    a client's personalised model: mean and, where it has them, standard deviations
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from pfedvem import tree, uncertainty
+from pfedvem.algorithms import AnyAlgorithm, method
+from pfedvem.data.federation import ClientData
+from pfedvem.data.inputs import Inputs
+from pfedvem.data.own import label_numbers, read
+from pfedvem.errors import UserError
+from pfedvem.models import Model, Params, Posterior, build
+from pfedvem.rng import SERVER, START, Rng
+from pfedvem.simulation import checkpoints
+from pfedvem.simulation.executors import one_thread
+from pfedvem.uncertainty import SAMPLES, Prediction, Predictor
+
+FORMAT = 1
+ROUNDS = 30  # of local training for a client that comes later
+
+
+@dataclass(frozen=True)
+class Personal:
+    """One client's model: what is believed of it, and numbers such as its confidence tau and its data size."""
+
+    client: str
+    posterior: Posterior
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained federation. ``find`` gives a client's personalised model; ``later`` has those that joined since."""
+
+    algorithm: AnyAlgorithm
+    model: Model
+    server: Any
+    classes: tuple[str, ...]
+    inputs: Inputs
+    clients: tuple[str, ...]
+    seed: int
+    find: Callable[[str], Personal]
+    later: dict[str, Personal] = field(default_factory=dict)
+
+    def client(self, client: str | int) -> Personal:
+        """A client's model, with what is uncertain in it."""
+        return self.later.get(str(client)) or self.find(str(client))
+
+    def personal(self, client: str | int) -> nn.Module:
+        """A client's model as an ordinary ``nn.Module``: logits (N, classes) of the inputs that the client has."""
+        return uncertainty.network(self.model, self.client(client).posterior.mean, self.inputs)
+
+    def general(self) -> nn.Module:
+        """The global model as an ordinary ``nn.Module``."""
+        return uncertainty.network(self.model, self._general(), self.inputs)
+
+    def predictor(self, client: str | int | None, samples: int = SAMPLES) -> Predictor:
+        """What predicts for a client, or by the global model where that is None; it can be exported."""
+        posterior = Posterior(self._general(), {}) if client is None else self.client(client).posterior
+        return uncertainty.predictor(self.model, posterior, self.inputs, self.seed, samples).eval()
+
+    def predict(self, client: str | int | None, x: Any, *, samples: int = SAMPLES) -> Prediction:
+        """Predicts for a client, or by the global model where that is None, with how sure it is.
+
+        Args:
+            x: inputs as the client has them: a tensor, an array, or a DataFrame with the columns of training.
+            samples: how many samples of the posterior to average over; 0 predicts by its mean.
+        """
+        return self.predictor(client, samples).predict(self.inputs.read(x), self.classes)
+
+    def personalize(
+        self, data: Any, client: str | int = "new", *, label: str | None = None, rounds: int = ROUNDS
+    ) -> Personal:
+        """Fits a personalised model for a client that was not there, from what the server has learned.
+
+        The server's part stays as it is; the client trains as one that joins would, for so many rounds.
+
+        Args:
+            data: the client's samples, in a form that ``Federation.from_datasets`` takes.
+            client: the name that it is known by from now on.
+            label: the column of the labels, where the data is a table.
+        """
+        name, algorithm = str(client), self.algorithm
+        if not algorithm.personalised or algorithm.personal_kept:
+            raise UserError(f"{algorithm.title} has nothing that a client which comes later could start from.")
+        if name in self.clients:
+            raise UserError(f"Client {name!r} took part in training; give the new one another name.")
+        x, y, _ = read(data, f"Client {name}", label, self.inputs.columns or None)
+        if y is None:
+            raise UserError(f"Client {name} has no labels to learn from.")
+        samples = self._client_data(self.inputs.read(x), label_numbers(y, self.classes, f"Client {name}"))
+        with one_thread():
+            self.later[name] = self._fitted(name, samples, rounds)
+        return self.later[name]
+
+    def _fitted(self, name: str, data: ClientData, rounds: int) -> Personal:
+        algorithm, model = self.algorithm, self.model
+        down = algorithm.down(self.server)
+        place = [len(self.clients) + len(self.later)]
+        client = algorithm.client_init(model, down, Rng(self.seed, START, place))
+        carry = None
+        if algorithm.personal_after_merge:
+            rng = Rng(self.seed, 0, place)
+        else:
+            for number in range(rounds):
+                rng = Rng(self.seed, number, place)
+                client, carry = algorithm.adapt(model, down, client, data, rng)
+            _, client, carry = algorithm.contribute(model, down, client, carry, data, rng)
+        posterior = algorithm.posterior(model, down, client, carry, data, rng)
+        assert posterior is not None  # the method is personalised
+        seen = {key: float(value) for key, value in algorithm.inspect(down, client).items() if value.shape == (1,)}
+        return Personal(name, tree.map(lambda leaf: leaf[0], posterior), {"n_train": float(data.sizes[0]), **seen})
+
+    def _client_data(self, raw: Tensor, y: np.ndarray[Any, Any]) -> ClientData:
+        """One client's samples as the network sees them, as a cohort of one."""
+        with torch.no_grad():
+            x = nn.Sequential(*(step for _, step in self.inputs.steps())).eval()(raw)
+        self.model.check(x[:2])
+        return ClientData(x.unsqueeze(0), torch.from_numpy(y).unsqueeze(0), (len(y),))
+
+    def _general(self) -> Params:
+        found = self.algorithm.general(self.server) if self.algorithm.global_model else None
+        if found is None:
+            raise UserError(f"{self.algorithm.title} has no global model; ask for a client's.")
+        return found
+
+    def write(self, folder: Path, seen: dict[str, Tensor]) -> None:
+        """Writes what the model is, what the server keeps and what there is to see of the clients."""
+        folder.mkdir(parents=True, exist_ok=True)
+        inputs = self.inputs
+        card = {
+            "format": FORMAT,
+            "method": self.algorithm.name,
+            "algorithm": {"class": _where(self.algorithm), **self.algorithm.model_dump(mode="json")},
+            "network": self.model.name if inputs.backbone is None else None,
+            "head": self.model.head,
+            "classes": self.classes,
+            "clients": self.clients,
+            "seed": self.seed,
+            "features": self.model.features_dim,
+            "input_shape": inputs.shape,
+            "images": inputs.images,
+            "mean": inputs.mean,
+            "std": inputs.std,
+            "columns": inputs.columns,
+            "backbone": inputs.backbone is not None,
+        }
+        checkpoints.replace(folder / "model.json", (json.dumps(card, indent=1) + "\n").encode())
+        for name, tensors in (("server", tree.named(self.server)), ("clients", seen)):
+            content = safetensors.torch.save({key: value.contiguous() for key, value in tensors.items()})
+            checkpoints.replace(folder / f"{name}.safetensors", content)
+
+
+# Files
+
+
+def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module | None = None) -> Trained:
+    """Reads what ``Result.save`` or a run has written.
+
+    Args:
+        folder: the folder of a run, or its ``model``.
+        model: the network, where it was your own; one of the paper's networks is built again.
+        backbone: the frozen network that the federation's inputs went through, if they did.
+    """
+    place = model_folder(Path(folder))
+    card = read_card(place)
+    algorithm = _algorithm(dict(card["algorithm"]), place)
+    classes, shape = tuple(card["classes"]), tuple(card["input_shape"])
+    if card["backbone"] and backbone is None:
+        raise UserError(f"The inputs of {place} go through a backbone; pass it as load(..., backbone=...).")
+    if card["network"] is None and model is None:
+        raise UserError(f"{place} is of a network of your own; pass it as load(..., model=...).")
+    split = Model(model, card["head"]) if model is not None else build(card["network"], shape, len(classes), 0)
+    backbone = backbone.eval().requires_grad_(False) if backbone is not None else None
+    inputs = Inputs(shape, card["images"], tuple(card["mean"]), tuple(card["std"]), tuple(card["columns"]), backbone)
+    like = algorithm.server_init(split, len(card["clients"]), Rng(card["seed"], START, [SERVER]))
+    server = _filled(like, place / "server.safetensors")
+    clients = tuple(card["clients"])
+    files = {name: path for path, name in _personal_files(place)}
+
+    def find(client: str) -> Personal:
+        if client in files:
+            return read_personal(files[client], split)
+        if client in clients:
+            raise UserError(
+                f"{place} has no personalised model of client {client}: train with --keep-models, or fit one to its "
+                "data with `pfedvem personalize` under another name."
+            )
+        known = [*clients, *(name for name in files if name not in clients)]
+        some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+        raise UserError(f"There is no client {client!r} in {place}; there are {some}.")
+
+    return Trained(algorithm, split, server, classes, inputs, clients, card["seed"], find)
+
+
+def model_folder(folder: Path) -> Path:
+    """The folder of the model itself: that of a run has it inside."""
+    for place in (folder / "model", folder):
+        if (place / "model.json").is_file():
+            return place
+    raise UserError(f"{folder} holds no model: give the folder of a finished run, or one that Result.save wrote.")
+
+
+def read_card(place: Path) -> dict[str, Any]:
+    """model.json."""
+    try:
+        card: dict[str, Any] = json.loads((place / "model.json").read_bytes())
+    except ValueError as error:
+        raise UserError(f"{place / 'model.json'} cannot be read ({error}).") from error
+    if card.get("format") != FORMAT:
+        raise UserError(f"{place} was written by another version; run `pfedvem run --resume` to write it again.")
+    return card
+
+
+def write_personal(place: Path, number: int, personal: Personal) -> Path:
+    """Writes one client's model into the folder of a model; gives the file."""
+    folder = place / "personal"
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: leaf.contiguous() for name, leaf in tree.named(personal.posterior).items()}
+    about = {"format": str(FORMAT), "client": personal.client, "numbers": json.dumps(personal.numbers)}
+    path = folder / f"{number:05d}.safetensors"
+    checkpoints.replace(path, safetensors.torch.save(tensors, about))
+    return path
+
+
+def add_personal(place: Path, personal: Personal) -> Path:
+    """Writes the model of a client that came later beside the others; the same name again replaces it."""
+    known = {name: path for path, name in _personal_files(place)}
+    if personal.client in known:
+        return write_personal(place, int(known[personal.client].stem), personal)
+    taken = [int(path.stem) for path in known.values()]
+    return write_personal(place, max([len(read_card(place)["clients"]) - 1, *taken]) + 1, personal)
+
+
+def read_personal(path: Path, model: Model) -> Personal:
+    """Reads one client's model, for this network."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from error
+    mean = {name.removeprefix("mean."): leaf for name, leaf in tensors.items() if name.startswith("mean.")}
+    _refuse_other_shapes(mean, tree.named(model.initial), path)
+    params = tree.rebuild(model.initial, [mean[name] for name in tree.named(model.initial)])
+    sd = {name.removeprefix("sd."): leaf for name, leaf in tensors.items() if name.startswith("sd.")}
+    return Personal(about["client"], Posterior(params, sd), json.loads(about["numbers"]))
+
+
+def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
+    """The files of personalised models, and whose they are."""
+    for path in sorted((place / "personal").glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                yield path, (file.metadata() or {})["client"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise UserError(f"{path} cannot be read ({error}).") from error
+
+
+def _filled(like: Any, path: Path) -> Any:
+    """A tree of this structure with the tensors of a file."""
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from error
+    _refuse_other_shapes(tensors, tree.named(like), path)
+    return tree.rebuild(like, [tensors[name] for name in tree.named(like)])
+
+
+def _refuse_other_shapes(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
+    shapes = [{name: tuple(leaf.shape) for name, leaf in side.items()} for side in (found, wanted)]
+    differing = [name for name in sorted({*found, *wanted}) if shapes[0].get(name) != shapes[1].get(name)]
+    if differing:
+        name = differing[0]
+        raise UserError(
+            f"{path} is of another network: {name} is {shapes[0].get(name, 'missing')} there and "
+            f"{shapes[1].get(name, 'missing')} in the network that was given."
+        )
+
+
+def _where(algorithm: AnyAlgorithm) -> str:
+    """How a method can be found again: by its name, or by the place of its class."""
+    from pfedvem.algorithms import METHODS
+
+    cls = type(algorithm)
+    return algorithm.name if METHODS.get(algorithm.name) is cls else f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _algorithm(saved: dict[str, Any], place: Path) -> AnyAlgorithm:
+    try:
+        return method(saved.pop("class"))(**saved)
+    except ValueError as error:
+        raise UserError(f"The method of {place} cannot be made again: {error}.") from error
