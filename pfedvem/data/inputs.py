@@ -87,7 +87,7 @@ class Inputs:
 def as_tensor(x: Any) -> Tensor:
     """Samples as uint8 images (N, channels, height, width) or float32 numbers (N, ...)."""
     try:
-        tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+        tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.require(x, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise UserError(f"Inputs must be numbers of one shape, as a tensor or an array: {error}.") from error
     if tensor.dtype == torch.uint8 and tensor.ndim == 3:
@@ -110,8 +110,8 @@ def numbers(frame: Any, columns: Sequence[str], whose: str) -> Tensor:
             raise UserError(
                 f"The column {name!r} holds no numbers; turn it into some (pandas.get_dummies) or leave it out."
             )
-        refuse_missing(torch.as_tensor(column.to_numpy(dtype=np.float64)), f"{whose} (column {name!r})")
-    return torch.as_tensor(frame[list(columns)].to_numpy(dtype=np.float32))
+        refuse_missing(torch.from_numpy(np.array(column, dtype=np.float64)), f"{whose} (column {name!r})")
+    return torch.from_numpy(np.array(frame[list(columns)], dtype=np.float32))
 
 
 def refuse_missing(x: Tensor, whose: str) -> None:

@@ -191,6 +191,8 @@ class Result:
 
         if setup.algorithm.personalised:
             tested = [j for j in range(len(federation)) if len(federation.test_indices(j))]
+            if not tested:
+                raise UserError("No client has test data to judge predictions by.")
             homes = ((one, federation.test_indices(federation.place(one.client))) for one in self.take_home(tested))
             parts = [predicted(one.posterior, test) for one, test in homes]
         else:
