@@ -57,7 +57,7 @@ def main() -> float:
         classes=SHAPES,
     )
     method = PFedVEM(lr_head=3e-3, lr_base=1e-2, scale=0.1)
-    result = fit(method, network(), federation, rounds=15, participation=0.6, eval_every=5)
+    result = fit(method, network(), federation, rounds=10, participation=0.6, eval_every=5)
     print(result.clients[["n_train", "pm", "pm_ece", "tau"]])
     x, names = clinic(owned["island"], 3, rng)
     print(result.predict("island", x).frame().assign(truth=names).round(3).to_string())

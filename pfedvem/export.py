@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,10 @@ def export(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     batch = {"x": {0: torch.export.Dim("samples")}}
-    program = torch.export.export(predictor, (example,), dynamic_shapes=batch, strict=False)
-    content = _onnx(program, example, outputs, about) if form == "onnx" else _pt2(program, about)
+    with warnings.catch_warnings():  # PyTorch's exporters warn of their own insides
+        warnings.simplefilter("ignore")
+        program = torch.export.export(predictor, (example,), dynamic_shapes=batch, strict=False)
+        content = _onnx(program, example, outputs, about) if form == "onnx" else _pt2(program, about)
     checkpoints.replace(path, content)
     return about
 
@@ -60,6 +64,7 @@ def _pt2(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
 def _onnx(
     program: torch.export.ExportedProgram, example: Tensor, outputs: tuple[str, ...], about: dict[str, Any]
 ) -> bytes:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that nothing here needs
     made = torch.onnx.export(
         program,
         (example,),

@@ -74,7 +74,9 @@ class Trained:
     def predictor(self, client: str | int | None, samples: int = SAMPLES) -> Predictor:
         """What predicts for a client, or by the global model where that is None; it can be exported."""
         posterior = Posterior(self._general(), {}) if client is None else self.client(client).posterior
-        return uncertainty.predictor(self.model, posterior, self.inputs, self.seed, samples).eval()
+        return (
+            uncertainty.predictor(self.model, posterior, self.inputs, self.seed, samples).eval().requires_grad_(False)
+        )
 
     def predict(self, client: str | int | None, x: Any, *, samples: int = SAMPLES) -> Prediction:
         """Predicts for a client, or by the global model where that is None, with how sure it is.

@@ -92,7 +92,7 @@ def compare(
         again = f"Stopped. Go on with the same command and --out {shlex.quote(str(folder))}"
         console.print(Text(again), soft_wrap=True)
         raise typer.Exit(130) from None
-    console.print(comparison_table(comparison))
+    console.print(comparison_table(comparison, console.width))
     for failure in comparison.failures:
         console.print(f"[red]failed[/] {escape(failure)}", highlight=False, soft_wrap=True)
     console.print(f"Tables and runs are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)

@@ -25,20 +25,23 @@ if TYPE_CHECKING:  # the comparison itself writes these tables
 
 HEADER = ("Method", "PM (%)", "GM (%)", "Small clients (PM, %)", "ECE (%)", "NLL", "Sent down", "Sent up", "Seeds")
 SHORT = ("Method", "PM (%)", "GM (%)", "Small (%)", "ECE (%)", "NLL", "Down", "Up", "Seeds")
+WIDE = 106  # columns of a terminal that has room for all of these
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     c: f"\\{c}" for c in "&%$#_{}"
 }
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """The table on the terminal; the best PM and GM are bold."""
+def comparison_table(comparison: Comparison, width: int = WIDE) -> Table:
+    """The table on a terminal of this width; the best PM and GM are bold."""
+    shown_here = [name for name in SHORT if width >= WIDE or name not in ("ECE (%)", "NLL")]
     title = f"{escape(comparison.dataset)}: {comparison.clients} clients"
-    caption = "mean ± SEM over seeds; small: the smallest 10%; ECE, NLL: of the PM, else GM; bytes a client and round"
+    caption = "mean ± SEM over seeds; small: the smallest 10%; bytes a client and round"
+    caption += "; ECE, NLL: of the PM, else of the GM" if width >= WIDE else ""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", header_style="bold")
-    for name in SHORT:
+    for name in shown_here:
         table.add_column(name, justify="left" if name == "Method" else "right", no_wrap=name != "Method")
     for line in _lines(comparison, escape, lambda text, best: f"[bold]{text}[/]" if best else text):
-        table.add_row(*line)
+        table.add_row(*(cell for name, cell in zip(SHORT, line, strict=True) if name in shown_here))
     return table
 
 
@@ -49,8 +52,8 @@ def comparison_csv(comparison: Comparison) -> str:
     measures = [f"{name}{end}" for name in ("pm", "gm", "small_clients_pm", "ece", "nll") for end in ("", "_sem")]
     writer.writerow(["method", "title", "seeds", *measures, "bytes_down", "bytes_up", "seconds"])
     for row in comparison.rows:
-        shown_here = (row.pm, row.gm, row.small, row.ece, row.nll)
-        found = [(None, None) if m is None else (m.mean, m.sem) for m in shown_here]
+        columns = (row.pm, row.gm, row.small, row.ece, row.nll)
+        found = [(None, None) if m is None else (m.mean, m.sem) for m in columns]
         numbers = ["" if value is None else f"{value:.4f}" for pair in found for value in pair]
         writer.writerow([row.name, row.title, row.seeds, *numbers, row.down, row.up, f"{row.seconds:.3f}"])
     return table.getvalue()

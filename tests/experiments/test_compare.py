@@ -124,7 +124,7 @@ def test_the_algorithm_of_a_runs_file_belongs_to_that_runs_method(tmp_path: Path
     saved = load(None, {"method": "fedavg", "rounds": 9}, ["epochs=2", "batch_size=3", "seed=4"])
     (tmp_path / "config.toml").write_text(tomli_w.dumps(saved.dump()))
     averaged, alone = cells(TWO, file=tmp_path / "config.toml")
-    assert averaged == saved.model_copy(update={"alone": False})
+    assert averaged == saved.model_copy(update={"alone": False, "keep_models": False})
     assert alone.algorithm == load(None, {"method": "local"}).algorithm
     assert alone.seed == 4
 

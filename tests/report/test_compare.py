@@ -26,9 +26,12 @@ from pfedvem.report.compare import (
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Scores
 
-OURS = Row("pfedvem", "pFedVEM", 2, Measure(71.94, 0.12), Measure(60.0, 1.0), Measure(65.5, 2.25), 12.5, 243_000, 9)
+OURS = Row("pfedvem", "pFedVEM", 2, Measure(71.94, 0.12), Measure(60.0, 1.0), Measure(65.5, 2.25), 12.5, 243_000, 9,
+           Measure(3.14, 0.2), Measure(0.456, 0.011))  # fmt: skip
 TIED = Row("other", "Other_1 [x] & 5%|", 2, Measure(71.9, 0.3), None, Measure(60.0, 0.5), 1.0, 1_250_000, 0)
 MEAN = Row("fedavg", "FedAvg", 1, None, Measure(60.06, None), None, 3.25, 812, 999_600)
+
+OURS_SHOWN = ["71.9 ± 0.1", "60.0 ± 1.0", "65.5 ± 2.2", "3.1 ± 0.2", "0.46 ± 0.01"]
 
 
 @pytest.fixture
@@ -67,23 +70,23 @@ def test_bytes_are_shown_to_three_digits(count: int, text: str) -> None:
 
 
 def test_the_terminal_shows_every_method_and_the_best_are_bold(comparison: Comparison) -> None:
-    text, styled = screen(comparison_table(comparison))
+    text, styled = screen(comparison_table(comparison), width=130)
     assert "digits: 20 clients" in text
     lines = {line.split("│")[1].strip(): [c.strip() for c in line.split("│")[2:-1]] for line in text.splitlines()[4:7]}
-    assert lines["pFedVEM"] == ["71.9 ± 0.1", "60.0 ± 1.0", "65.5 ± 2.2", "243 kB", "9 B", "2"]
-    assert lines["Other_1 [x] & 5%|"] == ["71.9 ± 0.3", "-", "60.0 ± 0.5", "1.25 MB", "0 B", "2"]
-    assert lines["FedAvg"] == ["-", "60.1", "-", "812 B", "1 MB", "1"]
+    assert lines["pFedVEM"] == [*OURS_SHOWN, "243 kB", "9 B", "2"]
+    assert lines["Other_1 [x] & 5%|"] == ["71.9 ± 0.3", "-", "60.0 ± 0.5", "-", "-", "1.25 MB", "0 B", "2"]
+    assert lines["FedAvg"] == ["-", "60.1", "-", "-", "-", "812 B", "1 MB", "1"]
     bold = re.findall(r"\x1b\[1m([\d.][^\x1b]*)\x1b", styled)
     assert bold == ["71.9 ± 0.1", "71.9 ± 0.3", "60.1"], "ties in the decimal that is shown are all the best"
 
 
 def test_the_table_of_eleven_methods_fits_an_ordinary_terminal() -> None:
     rows = tuple(replace(OURS, title="PerFedAvg", down=60_100, up=60_100) for _ in range(11))
-    text, _ = screen(comparison_table(Comparison("digits", 20, rows)), width=80)
+    text, _ = screen(comparison_table(Comparison("digits", 20, rows), 80), width=80)
     assert text.count("71.9 ± 0.1") == 11
     assert len(text.splitlines()) == 1 + 3 + 11 + 1 + 1, "no line is broken"
     wide = tuple(replace(row, pm=Measure(71.9, 10.1)) for row in rows)
-    text, _ = screen(comparison_table(Comparison("digits", 20, wide)), width=80)
+    text, _ = screen(comparison_table(Comparison("digits", 20, wide), 80), width=80)
     assert text.count("71.9 ± 10.1") == text.count("60.1 kB │ 60.1 kB") == 11, "a name is broken before a number is"
 
 
@@ -91,6 +94,7 @@ def test_the_csv_reads_back_as_plain_numbers_empty_where_there_are_none(comparis
     ours, _, mean = csv.DictReader(io.StringIO(comparison_csv(comparison)))
     assert (ours["method"], ours["title"], ours["seeds"]) == ("pfedvem", "pFedVEM", "2")
     assert (float(ours["pm"]), float(ours["pm_sem"]), float(ours["small_clients_pm_sem"])) == (71.94, 0.12, 2.25)
+    assert (float(ours["ece"]), float(ours["nll"]), mean["nll"]) == (3.14, 0.456, "")
     assert (int(ours["bytes_down"]), int(ours["bytes_up"]), float(ours["seconds"])) == (243_000, 9, 12.5)
     assert (mean["pm"], mean["pm_sem"], float(mean["gm"]), mean["gm_sem"]) == ("", "", 60.06, "")
 
@@ -98,21 +102,22 @@ def test_the_csv_reads_back_as_plain_numbers_empty_where_there_are_none(comparis
 def test_markdown_has_a_row_for_each_method_with_the_best_in_bold(comparison: Comparison) -> None:
     lines = comparison_markdown(comparison).splitlines()
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    assert {len(row) for row in cells} == {7}
-    assert cells[2] == ["pFedVEM", "**71.9 ± 0.1**", "60.0 ± 1.0", "65.5 ± 2.2", "243 kB", "9 B", "2"]
+    assert {len(row) for row in cells} == {9}
+    assert cells[2] == ["pFedVEM", "**71.9 ± 0.1**", *OURS_SHOWN[1:], "243 kB", "9 B", "2"]
     assert cells[3][:3] == [r"Other_1 [x] & 5%\|", "**71.9 ± 0.3**", "-"]
     assert cells[4][:3] == ["FedAvg", "-", "**60.1**"]
 
 
 def test_latex_is_a_booktabs_tabular_with_names_escaped(comparison: Comparison) -> None:
     lines = comparison_latex(comparison).splitlines()
-    assert lines[0] == r"\begin{tabular}{lrrrrrr}"
+    assert lines[0] == r"\begin{tabular}{lrrrrrrrr}"
     assert [lines[1], lines[3], lines[-2], lines[-1]] == [r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"]
     assert lines[2].startswith(r"Method & PM (\%) & GM (\%) & ")
-    assert lines[4].startswith(r"pFedVEM & $\textbf{71.9} \pm 0.1$ & $60.0 \pm 1.0$ & $65.5 \pm 2.2$ & 243 kB & 9 B & ")
+    assert lines[4].startswith(r"pFedVEM & $\textbf{71.9} \pm 0.1$ & $60.0 \pm 1.0$ & $65.5 \pm 2.2$ & ")
+    assert lines[4].endswith(r" & $3.1 \pm 0.2$ & $0.46 \pm 0.01$ & 243 kB & 9 B & 2 \\")
     assert lines[5].startswith(r"Other\_1 [x] \& 5\%| & $\textbf{71.9} \pm 0.3$ & -- & ")
     assert lines[6].startswith(r"FedAvg & -- & $\textbf{60.1}$ & -- & ")
-    assert all(len(re.split(r"(?<!\\)&", line)) == 7 and line.endswith(r" \\") for line in (lines[2], *lines[4:7]))
+    assert all(len(re.split(r"(?<!\\)&", line)) == 9 and line.endswith(r" \\") for line in (lines[2], *lines[4:7]))
     assert tex(r"a\b~{c}^$#") == r"a\textbackslash{}b\textasciitilde{}\{c\}\textasciicircum{}\$\#"
 
 
