@@ -1,6 +1,6 @@
 """Are the probabilities right? Scores of four methods and of clients that come later.
 
-    python examples/calibration.py --dataset fmnist --data-root DIR --clients 50 --rounds 50 --seeds 2
+    python examples/calibration.py --dataset fmnist --data-root DIR --clients 30 --rounds 40 --train-samples 12000
 
 Prints two tables of Markdown. Every model is judged on the test data of the labels that its client owns; numbers are
 means over clients, then over seeds. No setting was chosen on these data: methods have the presets of `pfedvem run`.
@@ -107,13 +107,19 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--new", type=int, default=10, help="clients that come later")
+    parser.add_argument("--train-samples", type=int, help="use only so many training samples")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
     first: dict[str, list[Scores]] = {}
     second: dict[str, list[Scores]] = {}
     for seed in range(given.seeds):
-        settings = DataSettings(dataset=given.dataset, root=given.data_root, clients=given.clients + given.new)
+        settings = DataSettings(
+            dataset=given.dataset,
+            root=given.data_root,
+            clients=given.clients + given.new,
+            train_samples=given.train_samples,
+        )
         federation, new = newcomers(load_federation(settings, seed), given.new, seed)
         for name in METHODS:
             config = load(flags={"method": name, "data": {"dataset": given.dataset}})

@@ -153,8 +153,8 @@ def test_the_scores_of_a_run_are_the_same_as_those_of_its_predictions() -> None:
     accuracy, nll, ece, brier = score(setup, tree.expand(model.initial, 1), test)
     x, y = federation.test_samples(test)
     found = calibration(model.module(model.initial)(x).softmax(1).detach(), y, torch.zeros(len(y)))
-    assert (found.accuracy, found.nll) == (pytest.approx(accuracy), pytest.approx(nll, rel=1e-5))
-    assert (found.ece, found.brier) == (pytest.approx(ece, rel=1e-5), pytest.approx(brier, rel=1e-5))
+    again = (found.accuracy, found.nll, found.ece, found.brier)
+    assert again == pytest.approx((accuracy, nll, ece, brier), rel=1e-5)
 
 
 def test_predictions_are_judged_by_numbers_and_by_names() -> None:

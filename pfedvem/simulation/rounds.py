@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class TextBar(Progress):
     """A bar of plain text, which terminals and notebooks alike can show."""
 
     def __init__(self) -> None:
-        self._bar: tqdm[NoReturn] | None = None
+        self._bar: tqdm | None = None
         self._round = 0
 
     def stage(self, title: str, done: int, rounds: int) -> None:

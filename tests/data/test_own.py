@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def hub(frame: pd.DataFrame) -> Any:
     return datasets.Dataset.from_pandas(frame, preserve_index=False)
 
 
-FORMS = {
+FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "tensors": lambda x, y: (x, y),
     "arrays": lambda x, y: (x.numpy(), y.numpy()),
     "lists": lambda x, y: [x.tolist(), y.tolist()],

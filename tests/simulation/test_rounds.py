@@ -89,7 +89,7 @@ def test_personal_models_are_tested_before_merging_and_the_global_model_after(
     scores = perform(setup, down, tree.take(first.clients, [1]), job).scores
     assert scores is not None
     assert state.scores.accuracy[1] == scores.accuracy[0]
-    accuracy, loss, _ = score_general(setup, setup.algorithm.general(state.server))  # type: ignore[arg-type]
+    accuracy, loss, *_ = score_general(setup, setup.algorithm.general(state.server))  # type: ignore[arg-type]
     assert state.history[0]["gm"] == round(100 * accuracy, 4)
     assert state.history[0]["gm_loss"] == round(loss, 4)
 
