@@ -1,6 +1,6 @@
 """Are the probabilities right? Scores of four methods and of clients that come later.
 
-    python examples/calibration.py --dataset fmnist --data-root DIR --clients 30 --rounds 40 --train-samples 12000
+    python examples/calibration.py --dataset fmnist --data-root DIR --clients 20 --rounds 25 --train-samples 6000
 
 Prints two tables of Markdown. Every model is judged on the test data of the labels that its client owns; numbers are
 means over clients, then over seeds. No setting was chosen on these data: methods have the presets of `pfedvem run`.
@@ -131,6 +131,7 @@ def main() -> None:
             if name == "pfedvem":
                 for way, found in late(result, new, seed).items():
                     second.setdefault(way, []).append(found)
+            print(table(first, "so far"), flush=True)
     print(table(first, "model"), table(second, f"{given.new} new clients with {FEW} samples"), sep="\n\n")
 
 

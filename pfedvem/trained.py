@@ -236,9 +236,10 @@ def write_personal(place: Path, number: int, personal: Personal) -> Path:
     folder = place / "personal"
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: leaf.contiguous() for name, leaf in tree.named(personal.posterior).items()}
-    about = {"format": str(FORMAT), "client": personal.client, "numbers": json.dumps(personal.numbers)}
+    about = {"format": FORMAT, "client": personal.client, "numbers": personal.numbers}
     path = folder / f"{number:05d}.safetensors"
-    checkpoints.replace(path, safetensors.torch.save(tensors, about))
+    # As one text: safetensors writes several in no fixed order, and equal models are to be equal files.
+    checkpoints.replace(path, safetensors.torch.save(tensors, {"about": json.dumps(about)}))
     return path
 
 
@@ -255,15 +256,15 @@ def read_personal(path: Path, model: Model) -> Personal:
     """Reads one client's model, for this network."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = dict(file.metadata() or {})
+            about = json.loads((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}).") from error
     mean = {name.removeprefix("mean."): leaf for name, leaf in tensors.items() if name.startswith("mean.")}
     _refuse_other_shapes(mean, tree.named(model.initial), path)
     params = tree.rebuild(model.initial, [mean[name] for name in tree.named(model.initial)])
     sd = {name.removeprefix("sd."): leaf for name, leaf in tensors.items() if name.startswith("sd.")}
-    return Personal(about["client"], Posterior(params, sd), json.loads(about["numbers"]))
+    return Personal(about["client"], Posterior(params, sd), about["numbers"])
 
 
 def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
@@ -271,8 +272,8 @@ def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted((place / "personal").glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                yield path, (file.metadata() or {})["client"]
-        except (OSError, SafetensorError, KeyError) as error:
+                yield path, json.loads((file.metadata() or {})["about"])["client"]
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}).") from error
 
 
