@@ -2,9 +2,8 @@
 
 The confidence of pFedVEM is tau_j = 1 / (uncertainty + deviation), both per weight of the head. By the paper:
 
-- uncertainty Tr(Sigma_j)/d falls with the information that a client has. It follows the number of its samples where
-  these are independent; copies and near-copies add less, so a client with many of them is less certain than others of
-  its size.
+- uncertainty Tr(Sigma_j)/d falls with what a client's data tell. Copies and near-copies tell less than new samples, so
+  a client with many of them is as uncertain as others that have fewer samples.
 - deviation |mu_j - w|^2/d is large where a client's data differ from the bulk: it is weighed less and held less to w.
 """
 
@@ -26,7 +25,7 @@ from rich.table import Table
 
 from pfedvem.algorithms import METHODS
 from pfedvem.errors import UserError
-from pfedvem.report.plots import ALONE, GM, PM
+from pfedvem.report.plots import ALONE, GM, PM, plain_ticks
 from pfedvem.report.run import shown
 from pfedvem.trained import model_folder, read_card
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 Values = NDArray[np.float64]
 
 FAR = 3.5  # robust standard deviations from the median that make an outlier (Iglewicz and Hoaglin's)
-TIMES = 2.0  # and it must be this many times what is usual: where all are alike, nobody is remarkable
+TIMES = 2.0  # and it must be so many times as usual: where all are alike, nobody is remarkable
 FEWEST = 5  # clients that it takes to say what is usual
 COPIES = 0.05  # a share of copies that is worth a word
 SHOWN = 20
@@ -74,14 +73,15 @@ def _remarks(table: pd.DataFrame) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {str(client): [] for client in table.index}
     deviation, uncertainty = (table[name].to_numpy(dtype=np.float64) for name in ("deviation", "uncertainty"))
     sizes = table["n_train"].to_numpy(dtype=np.float64)
-    times = remarkable(deviation, np.full_like(deviation, np.nanmedian(deviation) if _known(deviation) else math.nan))
-    less = remarkable(uncertainty, expected(uncertainty, sizes))
+    times = outliers(deviation)
+    # What deviates is held less to w and so is uncertain for another reason.
+    alike = telling(np.where(times > 0, math.nan, uncertainty), sizes)
     for j, client in enumerate(found):
         row, said = table.iloc[j], found[client]
         if times[j] > 0:
             said.append(f"deviates {times[j]:.1f} times as much as usual: data unlike the others'?")
-        if less[j] > 0:
-            said.append(f"{less[j]:.1f} times as uncertain as its {row['n_train']:.0f} samples suggest: near-copies?")
+        if alike[j] > 0:
+            said.append(f"as uncertain as others with {alike[j]:.0f} samples: near-copies?")
         if row["copies"] >= COPIES:
             said.append(f"{100 * row['copies']:.0f}% of its samples are copies of others")
         if row.get("discarded", 0) > 0:
@@ -91,31 +91,43 @@ def _remarks(table: pd.DataFrame) -> dict[str, list[str]]:
     return found
 
 
-def remarkable(values: Values, usual: Values) -> Values:
-    """How many times the usual a value is where that is remarkably much; 0 elsewhere, and where there is no value."""
+def outliers(values: Values) -> Values:
+    """How many times the median a value is where that is remarkably much; 0 elsewhere, and where there is no value."""
     out = np.zeros(len(values))
-    if not _known(values):
-        return out
-    with np.errstate(divide="ignore", invalid="ignore"):
-        excess = np.log(values) - np.log(usual)
-    centre = np.nanmedian(excess)
-    spread = 1.4826 * np.nanmedian(np.abs(excess - centre))
-    far = (excess - centre > FAR * spread) & (excess - centre > math.log(TIMES))
-    out[far] = np.exp(excess[far] - centre)
+    if _known(values):
+        excess = np.log(values) - np.nanmedian(np.log(values))
+        far = _far(excess) & (excess > math.log(TIMES))
+        out[far] = np.exp(excess[far])
     return out
 
 
-def expected(uncertainty: Values, sizes: Values) -> Values:
-    """The uncertainty that a client's size lets expect: a line through the logarithms, by the median slope."""
+def telling(uncertainty: Values, sizes: Values) -> Values:
+    """How many samples others have with a client's uncertainty, where it has remarkably more of them; 0 elsewhere.
+
+    What is usual is a line through the logarithms of uncertainty and size, by the median slope.
+    """
+    out = np.zeros(len(sizes))
     if not _known(uncertainty):
-        return np.full_like(uncertainty, math.nan)
+        return out
     x, y = np.log(sizes), np.log(uncertainty)
     some = np.flatnonzero(np.isfinite(y))[:: max(1, len(y) // 500)]
     dx, dy = (values[some, None] - values[None, some] for values in (x, y))
-    slopes = dy[dx > 0] / dx[dx > 0]
-    slope = float(np.median(slopes)) if len(slopes) else 0.0
-    line: Values = np.exp(slope * x + np.nanmedian(y - slope * x))
-    return line
+    slope = float(np.median(dy[dx > 0] / dx[dx > 0])) if (dx > 0).any() else 0.0
+    if slope >= 0:  # where more data do not make surer, nothing can be told
+        return out
+    excess = y - slope * x
+    excess -= np.nanmedian(excess)
+    alike = sizes * np.exp(np.nan_to_num(excess) / slope)
+    far = _far(excess) & (alike < sizes / TIMES)
+    out[far] = np.maximum(alike[far], 1)
+    return out
+
+
+def _far(excess: Values) -> NDArray[np.bool_]:
+    """Which values lie remarkably far above zero, their median."""
+    spread = 1.4826 * np.nanmedian(np.abs(excess))
+    far: NDArray[np.bool_] = excess > FAR * spread
+    return far
 
 
 def _known(values: Values) -> bool:
@@ -185,7 +197,14 @@ def _confidences(axis: Axes, found: Inspection) -> None:
     x, y = table["deviation"], table["uncertainty"]
     axis.set_xscale("log")
     axis.set_yscale("log")
-    odd = np.array([any("times" in said for said in found.remarks[str(client)]) for client in table.index])
+    plain_ticks(axis.xaxis)
+    plain_ticks(axis.yaxis)
+    odd = np.array(
+        [
+            any(said.startswith(("deviates", "as uncertain")) for said in found.remarks[str(client)])
+            for client in table.index
+        ]
+    )
     axis.scatter(x[~odd], y[~odd], s=16, color=PM, label="clients", zorder=3)
     if odd.any():
         axis.scatter(x[odd], y[odd], s=22, color=GM, marker="D", label="remarkable", zorder=4)
@@ -214,5 +233,6 @@ def _gains(axis: Axes, found: Inspection) -> None:
     for chosen, colour, name in ((better, PM, "better together"), (~better, GM, "better alone")):
         axis.scatter(table["n_train"][chosen], table["gain"][chosen], s=16, color=colour, label=name, zorder=3)
     axis.set_xscale("log")
+    plain_ticks(axis.xaxis, "{x:,.0f}")
     axis.set_xlabel("a client's training samples")
     axis.set_ylabel("accuracy gained by joining (points)")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -55,8 +56,13 @@ def _clients(axis: Axes, result: Result) -> None:
         axis.scatter(sizes, rows["alone"], s=14, color="white", edgecolor=ALONE, linewidth=1.2, label="alone", zorder=2)
     axis.scatter(sizes, rows["pm"], s=16, color=PM, label="personalised", zorder=3)
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axis.xaxis, "{x:,.0f}")
     axis.set_xlabel("a client's training samples")
     axis.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def plain_ticks(axis: Axis, form: str = "{x:g}") -> None:
+    """Plain numbers on a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter(form))
+    axis.set_minor_formatter(NullFormatter())

@@ -260,7 +260,7 @@ def test_a_node_that_is_slow_to_say_who_it_is_is_asked_again(place: Place) -> No
     place.config |= {"min-sites": 4, "wait": 5.0}
     grid = place.grid()
     grid.__class__ = Slow
-    assert place.run(grid).clients[2]["client"] == "site 2"
+    assert place.run(grid).clients.index[2] == "site 2"
 
 
 def test_a_second_node_of_the_same_client_is_turned_away(place: Place) -> None:
