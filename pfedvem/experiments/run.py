@@ -17,6 +17,14 @@ from pfedvem.simulation.rounds import Progress
 
 
 def run(config: Config, *, out: Path | None = None, resume: bool = False, progress: Progress | None = None) -> Result:
+    """Loads the data, builds the network, trains, and draws a picture of it."""
+    result = train(config, out=out, resume=resume, progress=progress)
+    if out is not None:
+        draw_run(result, out / "run.png")
+    return result
+
+
+def train(config: Config, *, out: Path | None = None, resume: bool = False, progress: Progress | None = None) -> Result:
     """Loads the data, builds the network and trains."""
     federation = load_federation(config.data, config.seed)
     progress = progress or Progress()
@@ -25,7 +33,7 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
     model = build(config.network, federation.shape, len(federation.classes), config.seed)
     # Beside another method, clients alone have given settings: choosing their own would cost several trainings.
     alone = Local(lr=(config.alone_lr,), batch_size=(10,))
-    result = fit(
+    return fit(
         config.algorithm,
         model,
         federation,
@@ -46,9 +54,6 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         settings=config.dump(),
         progress=progress,
     )
-    if out is not None:
-        draw_run(result, out / "run.png")
-    return result
 
 
 def next_folder(parent: Path, name: str) -> Path:
