@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 # Importing a module of commands adds them, in this order.
-from pfedvem.cli import bench, compare, data, flower, run  # noqa: F401
+from pfedvem.cli import bench, compare, data, flower, run, sweep  # noqa: F401
 from pfedvem.cli.app import app
 from pfedvem.errors import UserError
 

@@ -7,45 +7,56 @@ from itertools import count
 from pathlib import Path
 
 from pfedvem.algorithms.local import Local
-from pfedvem.data import load_federation
+from pfedvem.data import Federation, load_federation
 from pfedvem.experiments.config import Config
 from pfedvem.models import build
+from pfedvem.report.logs import Logs
 from pfedvem.report.plots import draw_run
 from pfedvem.simulation.fit import fit
 from pfedvem.simulation.results import Result
-from pfedvem.simulation.rounds import Progress
+from pfedvem.simulation.rounds import Progress, Together
 
 
-def run(config: Config, *, out: Path | None = None, resume: bool = False, progress: Progress | None = None) -> Result:
-    """Loads the data, builds the network and trains."""
-    federation = load_federation(config.data, config.seed)
+def run(
+    config: Config,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    federation: Federation | None = None,
+    logs: Logs | None = None,
+) -> Result:
+    """Loads the data, unless it is given, builds the network and trains."""
+    if federation is None:
+        federation = load_federation(config.data, config.seed)
     progress = progress or Progress()
     for note in federation.notes:
         progress.note(note)
     model = build(config.network, federation.shape, len(federation.classes), config.seed)
     # Beside another method, clients alone have given settings: choosing their own would cost several trainings.
     alone = Local(lr=(config.alone_lr,), batch_size=(10,))
-    result = fit(
-        config.algorithm,
-        model,
-        federation,
-        rounds=config.rounds,
-        participation=config.participation,
-        seed=config.seed,
-        eval_every=config.eval_every,
-        alone=alone if config.alone and config.method != Local.name else None,
-        out=out,
-        resume=resume,
-        checkpoint_every=config.checkpoint_every,
-        executor=config.executor,
-        workers=config.workers,
-        cohort=config.cohort,
-        device=config.device,
-        train=config.train,
-        eval_clients=config.eval_clients,
-        settings=config.dump(),
-        progress=progress,
-    )
+    with (logs or Logs()).opened(config, out or Path(config.method)) as loggers:
+        result = fit(
+            config.algorithm,
+            model,
+            federation,
+            rounds=config.rounds,
+            participation=config.participation,
+            seed=config.seed,
+            eval_every=config.eval_every,
+            alone=alone if config.alone and config.method != Local.name else None,
+            out=out,
+            resume=resume,
+            checkpoint_every=config.checkpoint_every,
+            executor=config.executor,
+            workers=config.workers,
+            cohort=config.cohort,
+            device=config.device,
+            train=config.train,
+            eval_clients=config.eval_clients,
+            settings=config.dump(),
+            progress=Together(progress, *loggers),
+        )
     if out is not None:
         draw_run(result, out / "run.png")
     return result
