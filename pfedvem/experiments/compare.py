@@ -25,6 +25,7 @@ from pfedvem.experiments.config import Config, Tree, load, read
 from pfedvem.experiments.run import run
 from pfedvem.models import build
 from pfedvem.report.compare import write_tables
+from pfedvem.report.logs import Logs
 from pfedvem.simulation.executors import one_thread
 from pfedvem.simulation.fit import FREE, flat
 from pfedvem.simulation.rounds import Progress, start
@@ -144,6 +145,7 @@ def compare(
     *,
     progress: Progress | None = None,
     on_cell: Callable[[str, int, int], None] | None = None,
+    logs: Logs | None = None,
 ) -> Comparison:
     """Runs the cells that are not finished in ``out``, and writes the tables there after each.
 
@@ -172,7 +174,7 @@ def compare(
         if on_cell is not None:
             on_cell(title, number, len(missing))
         try:
-            result = run(config, out=folder, resume=(folder / "checkpoint").exists(), progress=progress)
+            result = run(config, out=folder, resume=(folder / "checkpoint").exists(), progress=progress, logs=logs)
         except UserError as error:
             progress.note(str(error))
             failures.append(f"{title}: {error}")

@@ -27,7 +27,7 @@ from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.fit import FREE, flat
 from pfedvem.simulation.results import Result
-from pfedvem.simulation.rounds import Progress, State
+from pfedvem.simulation.rounds import Progress, State, Together
 
 Record = dict[str, Any]
 KEPT = ("n_train", "pm", "pm_nll", "pm_ece", "tau", "uncertainty", "deviation")  # of each client
@@ -85,20 +85,10 @@ class Reproduction:
 
 
 class Recorder(Progress):
-    """Passes everything on to another progress, and keeps what a method says of its clients in the paper's rounds."""
+    """Keeps what a method says of its clients in the paper's rounds."""
 
-    def __init__(self, inner: Progress, config: Config, folder: Path) -> None:
-        self._inner, self._algorithm, self._folder = inner, config.algorithm, folder
-        self._wanted = snapshots(config)
-
-    def stage(self, title: str, done: int, rounds: int) -> None:
-        self._inner.stage(title, done, rounds)
-
-    def note(self, text: str) -> None:
-        self._inner.note(text)
-
-    def client(self, done: int, clients: int) -> None:
-        self._inner.client(done, clients)
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._algorithm, self._folder, self._wanted = config.algorithm, folder, snapshots(config)
 
     def round(self, state: State) -> None:
         if state.round in self._wanted:
@@ -106,7 +96,6 @@ class Recorder(Progress):
             kept = {name: _digits(said[name].tolist()) for name in ("tau", "deviation") if name in said}
             if kept:
                 checkpoints.replace(self._folder / f"snapshot-{state.round}.json", json.dumps(kept).encode())
-        self._inner.round(state)
 
 
 def snapshots(config: Config) -> tuple[int, ...]:
@@ -154,7 +143,7 @@ def reproduce(
 def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Record:
     """One run from its checkpoint, if there is one, to its file; its folder is not needed any more."""
     resume = (folder / "checkpoint").exists()
-    result = train(config, out=folder, resume=resume, progress=Recorder(progress, config, folder))
+    result = train(config, out=folder, resume=resume, progress=Together(Recorder(config, folder), progress))
     record = _record(config, result, folder)
     file.parent.mkdir(parents=True, exist_ok=True)
     checkpoints.replace(file, (json.dumps(record) + "\n").encode())

@@ -7,26 +7,43 @@ from itertools import count
 from pathlib import Path
 
 from pfedvem.algorithms.local import Local
-from pfedvem.data import load_federation
+from pfedvem.data import Federation, load_federation
 from pfedvem.experiments.config import Config
 from pfedvem.models import build
+from pfedvem.report.logs import Logs
 from pfedvem.report.plots import draw_run
 from pfedvem.simulation.fit import fit
 from pfedvem.simulation.results import Result
-from pfedvem.simulation.rounds import Progress
+from pfedvem.simulation.rounds import Progress, Together
 
 
-def run(config: Config, *, out: Path | None = None, resume: bool = False, progress: Progress | None = None) -> Result:
-    """Loads the data, builds the network, trains, and draws a picture of it."""
-    result = train(config, out=out, resume=resume, progress=progress)
+def run(
+    config: Config,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    logs: Logs | None = None,
+) -> Result:
+    """Loads the data, builds the network, trains with what logs are wanted, and draws a picture of it."""
+    with (logs or Logs()).opened(config, out or Path(config.method)) as loggers:
+        result = train(config, out=out, resume=resume, progress=Together(progress or Progress(), *loggers))
     if out is not None:
         draw_run(result, out / "run.png")
     return result
 
 
-def train(config: Config, *, out: Path | None = None, resume: bool = False, progress: Progress | None = None) -> Result:
-    """Loads the data, builds the network and trains."""
-    federation = load_federation(config.data, config.seed)
+def train(
+    config: Config,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    federation: Federation | None = None,
+) -> Result:
+    """Loads the data, unless it is given, builds the network and trains."""
+    if federation is None:
+        federation = load_federation(config.data, config.seed)
     progress = progress or Progress()
     for note in federation.notes:
         progress.note(note)

@@ -198,9 +198,8 @@ def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: S
                 plain = cells(names, seeds=seeds, flags=settings, assignments=assignments) if names else []
                 for line in lines:
                     own = [f"{line.method}.{key}={value}" for key, value in line.algorithm.items()]
-                    every = (
-                        cells(names, seeds=seeds, flags=settings, assignments=[*assignments, *own]) if own else plain
-                    )
+                    given = [*assignments, *own]
+                    every = cells(names, seeds=seeds, flags=settings, assignments=given) if own else plain
                     configs = tuple(config for config in every if config.method == line.method)
                     kind = f"{dataset}-{clients}" + (f"-{variant.key}" if dealt else "")
                     files = tuple(f"{kind}-{line.key}-{config.seed}".replace(":", "-") for config in configs)
