@@ -20,6 +20,7 @@ from pfedvem.experiments.config import Config, Tree
 
 EVERYTHING = tuple(METHODS)
 MEASURES = {"pm": "PM", "gm": "GM", "small": "small clients (PM)"}
+SMALL = {"digits": 10}  # by how much data sets are too small for the paper's numbers of clients
 SNAPSHOTS = (5, 30, 60, 100)  # rounds in which the paper looks at confidences and deviations
 
 
@@ -162,7 +163,7 @@ def study(
     methods: Iterable[str] = (),
     clients: Iterable[int] = (),
 ) -> Study:
-    """The study of this name, cut down or changed to what is given."""
+    """The study of this name, cut down or changed to what is given; a small data set has fewer clients."""
     if name not in STUDIES:
         raise UserError(f"There is no {name!r} in the paper; there are {', '.join(STUDIES)}.")
     chosen = STUDIES[name]
@@ -176,12 +177,9 @@ def study(
     counts = tuple(dict.fromkeys(clients))
     if counts and chosen.variants and len(counts) > 1:
         raise UserError(f"The columns of {name} differ in their data: give one number of clients.")
-    return replace(
-        chosen,
-        datasets=tuple(dict.fromkeys(datasets)) or chosen.datasets,
-        methods=names or chosen.methods,
-        clients=counts or chosen.clients,
-    )
+    sets = tuple(dict.fromkeys(datasets)) or chosen.datasets
+    usual = tuple(count // max(SMALL.get(one, 1) for one in sets) for count in chosen.clients)
+    return replace(chosen, datasets=sets, methods=names or chosen.methods, clients=counts or usual)
 
 
 def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: Sequence[str] = ()) -> list[Cell]:
