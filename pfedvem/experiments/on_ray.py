@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import optuna
 import ray
 
 from pfedvem.data import Federation
@@ -27,7 +29,7 @@ def work_on_ray(plan: Plan, out: Path, data: Federation, on_change: OnChange, ad
     try:
         task, shared = ray.remote(num_cpus=workers)(_attempt), ray.put(data)
         places = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
-        running = {}
+        running: dict[Any, optuna.Trial] = {}
         with Trials(out, plan, data) as trials:
             on_change(trials.found())
             while True:

@@ -53,7 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def small(*space: str, method: str = "fedavg", **options: Any) -> Plan:
-    changed = {key: options.pop(key) for key in ("rounds", "eval_every", "seed") if key in options}
+    changed: dict[str, Any] = {key: options.pop(key) for key in ("rounds", "eval_every", "seed") if key in options}
     return plan(load(flags={**SMALL, **changed, "method": method}), space=space or SPACE, **options)
 
 
@@ -86,7 +86,7 @@ def test_what_has_ended_is_not_tried_again(tmp_path: Path, runs: list[Config]) -
 def test_a_sweep_that_was_stopped_goes_on_with_the_trial_that_it_was_at(
     tmp_path: Path, runs: list[Config], monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
-    working = module.run
+    working: Callable[..., Result] = vars(module)["run"]
 
     def stopped(config: Config, **options: Any) -> Result:
         if len(runs) == 2:
