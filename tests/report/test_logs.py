@@ -75,8 +75,9 @@ def test_a_run_that_was_not_logged_from_the_start_has_its_whole_history_in_the_l
     same(events(Path("mine/tensorboard")), history(Path("mine")))
 
 
-def test_mlflow_holds_the_settings_and_the_history_of_a_run(tmp_path: Path) -> None:
+def test_mlflow_holds_the_settings_and_the_history_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which MLflow otherwise refuses in favour of databases
     address = (tmp_path / "store").as_uri()
     assert call("run", *RUN, "--rounds", "5", "--out", "mine", "--mlflow", address) == 0
     client = mlflow.MlflowClient(address)
