@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import optuna
 import ray
 
 from pfedvem.data import Federation
@@ -23,11 +27,12 @@ def work_on_ray(plan: Plan, out: Path, data: Federation, on_change: OnChange, ad
     """
     workers = plan.config.workers or 1
     plan = replace(plan, workers=workers)
-    ray.init(address=address, log_to_driver=False)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray warns of a change to come
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         task, shared = ray.remote(num_cpus=workers)(_attempt), ray.put(data)
         places = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
-        running = {}
+        running: dict[Any, optuna.Trial] = {}
         with Trials(out, plan, data) as trials:
             on_change(trials.found())
             while True:

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
+import torch
 
 from pfedvem.data import Federation, load_federation
 from pfedvem.errors import UserError
@@ -129,7 +131,7 @@ def _in_processes(plan: Plan, out: Path, data: Federation, on_change: OnChange, 
     """So many processes that each work; this one looks on."""
     workers = plan.config.workers or max(1, (os.cpu_count() or 1) // jobs)
     plan = replace(plan, workers=workers)
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     processes = [context.Process(target=_job, args=(plan, out, data, os.getpid())) for _ in range(jobs)]
     with Trials(out, plan, data) as trials:
         _ = data.prepared  # before processes are forked, so that all share it
@@ -150,6 +152,7 @@ def _in_processes(plan: Plan, out: Path, data: Federation, on_change: OnChange, 
 
 
 def _job(plan: Plan, out: Path, data: Federation, parent: int) -> None:
+    torch.set_num_threads(1)  # PyTorch's own threads do not survive a fork; clients train in one thread anyway
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=follow, args=(parent,), daemon=True).start()
     work(plan, out, data, Progress(), lambda found: None)

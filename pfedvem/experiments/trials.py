@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
@@ -89,7 +89,9 @@ class Trials:
         self._worker = folder / f".worker-{uuid.uuid4().hex[:12]}"
         self._alive: IO[bytes] | None = None
         self.running = False
-        self._distributions = {key: CategoricalDistribution(plan.choices(key)) for key in plan.space}
+        self._distributions: dict[str, BaseDistribution] = {
+            key: CategoricalDistribution(plan.choices(key)) for key in plan.space
+        }
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with self._locked():
             storage = JournalStorage(_journal(folder))

@@ -128,7 +128,7 @@ class MLflow(_Logger):
     def __init__(self, config: Config, address: str, name: str) -> None:
         super().__init__()
         self._config, self._address, self._name = config, address, name
-        self._logged = 0
+        self._logged, self._run = 0, ""
 
     def begin(self, done: int) -> None:
         from mlflow.exceptions import MlflowException
@@ -154,5 +154,5 @@ class MLflow(_Logger):
         self._logged = state.round
 
     def close(self, complete: bool) -> None:
-        if self._stages:
+        if self._run:  # it was there to be begun
             self._client.set_terminated(self._run, "FINISHED" if complete else "FAILED")

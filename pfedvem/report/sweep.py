@@ -135,8 +135,8 @@ class LiveSweep(LiveProgress):
             console=console,
             speed_estimate_period=1e9,  # trials differ in length: estimate by all that was done
         )
-        self._best = Text(style="green", overflow="ellipsis", no_wrap=True)
-        self._live = Live(Group(self._overall, self._bar, self._best), console=console)
+        self._best = Text("best so far: none", style="green", overflow="ellipsis", no_wrap=True)
+        self._live = Live(Group(self._best, self._overall, self._bar), console=console)
         self._all: TaskID | None = None
         self._done, self._rounds = 0, 1
         self._told: set[str] = set()

@@ -53,7 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def small(*space: str, method: str = "fedavg", **options: Any) -> Plan:
-    changed = {key: options.pop(key) for key in ("rounds", "eval_every", "seed") if key in options}
+    changed: dict[str, Any] = {key: options.pop(key) for key in ("rounds", "eval_every", "seed") if key in options}
     return plan(load(flags={**SMALL, **changed, "method": method}), space=space or SPACE, **options)
 
 
@@ -86,7 +86,7 @@ def test_what_has_ended_is_not_tried_again(tmp_path: Path, runs: list[Config]) -
 def test_a_sweep_that_was_stopped_goes_on_with_the_trial_that_it_was_at(
     tmp_path: Path, runs: list[Config], monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
-    working = module.train
+    working: Callable[..., Result] = vars(module)["train"]
 
     def stopped(config: Config, **options: Any) -> Result:
         if len(runs) == 2:
@@ -318,6 +318,23 @@ def test_jobs_share_the_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_trials_on_ray_are_those_of_this_process(
+    start: Start,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("ray")
+    words = (*WORDS.split(), "--space", "lr=1e30,0.1,0.01", "--json")
+    process = start(*words, "--out", "r", "--ray", "local")
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert call(*words, "--out", "s") == 0
+    ours = json.loads(capsys.readouterr().out)
+    theirs = json.loads(said)
+    assert [(row["settings"], row["scores"], row["reason"]) for row in theirs["trials"]] == [
+        (row["settings"], row["scores"], row["reason"]) for row in ours["trials"]
+    ]
+
+
 LONG = (*WORDS.split(), "--rounds", "20", "--space", "lr=0.1,0.09,0.08,0.07,0.06,0.05", "--out", "s")
 
 
@@ -392,6 +409,7 @@ def test_a_journal_whose_last_line_was_cut_off_is_read_up_to_there(tmp_path: Pat
         ("--objective loss", "--objective should be pm, gm or mean, not 'loss'."),
         ("--select-on train", "--select-on should be validation or test, not 'train'."),
         ("--share 1", "The share that is held out must be above 0 and below 1, not 1."),
+        ("--ray local --prune", "Ray runs as many trials at a time as it has room for, to their end"),
         ("--out file", "file is a file, not the folder of a sweep."),
         ("--method examples.ditto:Ditto", "The paper has no search ranges for Ditto: give some with --space"),
     ],
