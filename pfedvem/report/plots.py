@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -130,9 +130,8 @@ def confidence_by_size(axis: Axes, clients: Sequence[Row]) -> None:
 def confidence_by_deviation(axis: Axes, clients: Sequence[Row]) -> None:
     """The confidence tau of each client against how far its head is from the global one."""
     points(axis, known(clients, "deviation", "tau"), "deviation", "tau", s=18, color=PM)
-    axis.set_xlabel("deviation |μ \N{MINUS SIGN} w|²/d")
+    _plain(axis, "deviation |μ \N{MINUS SIGN} w|²/d")
     axis.set_ylabel("confidence τ")
-    axis.xaxis.set_major_locator(MaxNLocator(5))
     _finish(axis)
 
 
@@ -143,14 +142,14 @@ def density(axis: Axes, samples: Mapping[str, Sequence[float]], label: str) -> N
             continue  # all the same: there is no density
         data = np.asarray(values, dtype=float)
         width = data.std(ddof=1) * len(data) ** -0.2
-        grid = np.linspace(data.min() - 3 * width, data.max() + 3 * width, 200)
+        lowest = 0 if data.min() >= 0 else -np.inf  # what cannot be negative is not drawn so
+        grid = np.linspace(max(lowest, data.min() - 3 * width), data.max() + 3 * width, 200)
         heights = np.exp(-0.5 * ((grid[:, None] - data) / width) ** 2).mean(1) / (width * np.sqrt(2 * np.pi))
         colour = (PM, GM, *OTHERS)[number % 7]
         axis.plot(grid, heights, color=colour, label=name)
         axis.fill_between(grid, heights, color=colour, alpha=0.15, linewidth=0)
     axis.set_ylim(bottom=0)
-    axis.set_xlabel(label)
-    axis.xaxis.set_major_locator(MaxNLocator(5))
+    _plain(axis, label)
     axis.set_ylabel("density over clients")
     _finish(axis, legend="best" if len(samples) > 1 else None)
 
@@ -211,7 +210,7 @@ def convergence(axis: Axes, histories: Histories, key: str) -> None:
             every = max(1, len(rounds) // 10)
             axis.plot(rounds, means, **_style(name), markevery=every, label=_title(name))
     _rounds(axis)
-    axis.set_ylabel(f"{'personalised models' if key == 'pm' else 'global model'}, accuracy (%)")
+    axis.set_ylabel(f"{key.upper()}, test accuracy (%)")
     _finish(axis)
 
 
@@ -243,7 +242,7 @@ def gains_by_method(axis: Axes, gains: Clients) -> None:
     axis.set_xlabel("gain by joining (points)")
     _finish(axis)
     axis.grid(axis="y", visible=False)
-    axis.grid(axis="x", alpha=0.25, color=INK)
+    axis.grid(axis="x", alpha=0.25)
 
 
 # Parts
@@ -309,7 +308,14 @@ def _style(method: str) -> dict[str, Any]:
 
 def _rounds(axis: Axes) -> None:
     axis.set_xlabel("round")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def _plain(axis: Axes, label: str) -> None:
+    """An axis of a few numbers; a common power of ten where they are very small or large."""
+    axis.set_xlabel(label)
+    axis.xaxis.set_major_locator(MaxNLocator(5))
+    axis.ticklabel_format(axis="x", scilimits=(-2, 4))
 
 
 def _sizes(axis: Axes) -> None:
@@ -323,8 +329,9 @@ def _sizes(axis: Axes) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _finish(axis: Axes, legend: str | None = None) -> None:
+def _finish(axis: Axes, legend: Literal["best", "lower right", "upper left"] | None = None) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", alpha=0.25)
+    axis.set_axisbelow(True)
     if legend is not None and axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=8, loc=legend)
+        axis.legend(frameon=False, fontsize=8.5, loc=legend)

@@ -36,7 +36,7 @@ document.getElementById("phone").onload = (event) => {
 
 def chromium(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
-    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
     fixed += [f"--user-data-dir={place / 'profile'}", "--enable-logging=stderr", "--disable-background-networking"]
     return subprocess.run([BROWSER, *fixed, *words], capture_output=True, text=True, timeout=120, check=True)
 

@@ -138,6 +138,15 @@ def test_the_verdict_is_a_sentence(tmp_path: Path, alone: tuple[int, ...], sente
     assert joining.text[0] == f"{sentence} points."
 
 
+@pytest.mark.parametrize(
+    ("terms", "end"),
+    [("both", f"τ = d / (Tr Σ + |μ {MINUS} w|²)."), ("uncertainty", "τ = d / Tr Σ."), ("?", "merged.")],
+)
+def test_confidence_is_explained_as_the_method_computes_it(tmp_path: Path, terms: str, end: str) -> None:
+    page = make(write_run(tmp_path / "mine", algorithm={"confidence": terms}))
+    assert section(page, "Confidence").text[0].endswith(end)
+
+
 @pytest.mark.usefixtures("pictures")
 def test_a_point_names_its_client(tmp_path: Path) -> None:
     shown = parsed(make(write_run(tmp_path / "mine")))
@@ -277,9 +286,10 @@ def test_the_page_of_a_comparison_holds_the_table_with_the_best_in_bold(tmp_path
     bold = re.findall(r"<strong>([\d.]+) ± [\d.]+</strong>", page.html)
     assert Counter(bold) == {"93.5": 1, "92.5": 1, "85.0": 2, "3.2": 3, "4.3": 2}
     assert [tile.about for tile in page.tiles] == ["pFedVEM", "FedAvg, pFedVEM", "pFedVEM"]
-    titles = ["Results", "Convergence", "Accuracy against local data size", "Who gains and who loses by joining"]
-    assert [one.title for one in page.sections] == [*titles, "Confidence", "Calibration", "Runs"]
-    assert [name for name, *_ in section(page, "Convergence").legend] == ["FedAvg", "FedPer", "Local", "pFedVEM"]
+    titles = ["Results", "Accuracy", "Who gains and who loses by joining", "Confidence of pFedVEM", "Calibration"]
+    assert [one.title for one in page.sections] == [*titles, "Runs"]
+    assert [name for name, *_ in section(page, "Accuracy").legend] == ["FedAvg", "FedPer", "Local", "pFedVEM"]
+    assert section(page, titles[2]).text == ["Not shown, since clients have no model of their own: FedAvg."]
     assert len(section(page, "Runs").tables[0].rows) == 8
 
 
@@ -412,7 +422,7 @@ def hostile(request: pytest.FixtureRequest, tmp_path: Path) -> Page:
     """A page of a folder in which every name is an attack."""
     name = "<script>alert(0)<"
     if request.param == "run":
-        rows = [{**row, "client": EVIL, "labels": EVIL} for row in clients(**{EVIL: 1.0})]
+        rows = [{**row, "client": EVIL, "labels": EVIL, EVIL: 1.0} for row in clients()]
         folder = write_run(tmp_path / name, rows, method=EVIL.replace("\x00", ""), algorithm={EVIL[:40]: EVIL[:60]})
     elif request.param == "comparison":
         folder = write_comparison(tmp_path / name)

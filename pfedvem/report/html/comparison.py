@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tomli_w
@@ -32,15 +32,15 @@ GROUPS = "Clients in groups of about the same size; a point is the mean of its g
 def comparison_page(found: Comparison) -> Page:
     """The page of several methods on the same clients."""
     draw, runs = Drawing(), found.runs
-    seeds, name = len({run.seed for run in runs}), f"{len(found.cells)} methods"
+    seeds, methods = len({run.seed for run in runs}), f"{len(found.cells)} methods"
     rounds = max((run.rounds for run in runs), default="?", key=lambda text: number(text) or 0)
-    confident = {method: section for method, own in found.cells.items() if (section := confidence(own, draw))}
-    sections = [_results(found), _convergence(found, draw), _by_size(found, draw), _joining(found, draw)]
-    sections += [*confident.values(), _calibration(found, draw), runs_section(runs)]
+    sections = [_results(found), _accuracy(found, draw), _joining(found, draw)]
+    sections += [confidence(own, draw, f"Confidence of {title(name)}") for name, own in found.cells.items()]
+    sections += [_calibration(found, draw), runs_section(runs)]
     repeat, file = _repeat(found)
     return Page(
         kind="Comparison",
-        title=f"{name if len(found.cells) != 1 else runs[0].title} on {runs[0].dataset}" if runs else "Comparison",
+        title=f"{methods if len(found.cells) != 1 else runs[0].title} on {runs[0].dataset}" if runs else "Comparison",
         facts=[f"{runs[0].size} clients", f"{rounds} rounds", f"{seeds} seed{'s' * (seeds > 1)}"] if runs else [],
         tiles=_best(found),
         problems=found.problems,
@@ -73,7 +73,8 @@ def runs_section(runs: Sequence[Run]) -> Section | None:
         state = "finished" if run.finished else "not finished"
         rows.append([run.title, run.dataset, run.size, run.seed, run.rounds, *numbers, state])
     header = ["Method", "Data", "Clients", "Seed", "Rounds", "PM (%)", "GM (%)", "Time", "State"]
-    return Section("Runs", tables=[Table(header, rows, f"All {len(runs):,} runs", folded=True)]) if runs else None
+    name = f"All {len(runs):,} runs" if len(runs) > 1 else "One run"
+    return Section("Runs", tables=[Table(header, rows, name, folded=True)]) if runs else None
 
 
 def _measured(found: Comparison, key: str) -> dict[str, Measure | None]:
@@ -115,17 +116,20 @@ def _results(found: Comparison) -> Section | None:
     return Section("Results", tables=[Table(header, rows, about=ABOUT, best=frozenset(best))])
 
 
-def _convergence(found: Comparison, draw: Drawing) -> Section | None:
-    figures, seen = [], set()
+def _accuracy(found: Comparison, draw: Drawing) -> Section | None:
+    figures, seen, clients = [], set(), _pooled(found, "pm")
     for key, name in (("pm", "Personalised models"), ("gm", "Global model")):
         histories = {n: [run.history for run in runs] for n, runs in found.cells.items()}
         having = {n: some for n, some in histories.items() if any(plots.known(one, "round", key) for one in some)}
         if having:
             about = "Mean over seeds, and a band from the lowest to the highest."
-            figures.append(draw(name, about, plots.convergence, having, key))
+            figures.append(draw(f"{name} over the rounds", about, plots.convergence, having, key))
             seen |= set(having)
-    methods = [name for name in found.cells if name in seen]
-    return Section("Convergence", figures=figures, methods=methods) if figures else None
+    if clients:
+        name = "Personalised models against local data size"
+        figures.append(draw(name, GROUPS, plots.by_size, clients, "pm", "test accuracy (%)"))
+    methods = [name for name in found.cells if name in {*seen, *clients}]
+    return Section("Accuracy", figures=figures, methods=methods) if figures else None
 
 
 def _pooled(found: Comparison, key: str) -> dict[str, list[Row]]:
@@ -147,22 +151,6 @@ def _gains(found: Comparison) -> dict[str, list[Row]]:
     return {name: rows for name, rows in gains.items() if rows and name != "local"}
 
 
-def _by_size(found: Comparison, draw: Drawing) -> Section | None:
-    clients, gains = _pooled(found, "pm"), _gains(found)
-    if not clients:
-        return None
-    figures = [draw("Personalised models", GROUPS, plots.by_size, clients, "pm", "test accuracy (%)")]
-    if gains:
-        figures.append(draw("Gain against Local", GROUPS, plots.by_size, gains, "gain", "gain by joining (points)"))
-    return Section("Accuracy against local data size", _absent(found, clients), figures, methods=list(clients))
-
-
-def _absent(found: Comparison, shown: Iterable[str]) -> list[str]:
-    """A sentence about the methods of which single clients have no accuracy."""
-    absent = [title(name) for name in found.cells if name not in {*shown, "local"}]
-    return [f"Not shown, since clients have no model of their own: {', '.join(absent)}."] if absent else []
-
-
 def _joining(found: Comparison, draw: Drawing) -> Section | None:
     gains = _gains(found)
     if not gains:
@@ -177,11 +165,15 @@ def _joining(found: Comparison, draw: Drawing) -> Section | None:
         rows.append([title(name), *sides, *map(signed, [*means, min(values), max(values)])])
     header = ["Method", "Gain", "Lose", "Mean gain", "Smallest 10%", "Worst", "Best"]
     about = "Each point is a client, against Local with the same seed; the bar is the mean."
-    figure = draw(
-        "Gain against Local", about, plots.gains_by_method, gains, tall=1.1 + 0.45 * len(gains), wide=len(gains) > 5
-    )
+    tall = max(3.1, 1.0 + 0.32 * len(gains))
+    figures = [
+        draw("Client by client", about, plots.gains_by_method, gains, tall=tall),
+        draw("Against local data size", GROUPS, plots.by_size, gains, "gain", "gain by joining (points)"),
+    ]
     table = Table(header, rows, about="Clients of all seeds; gains in points of accuracy.")
-    return Section(JOINING, _absent(found, gains), [figure], [table])
+    absent = [title(name) for name in found.cells if name not in {*gains, "local"}]
+    text = [f"Not shown, since clients have no model of their own: {', '.join(absent)}."] if absent else []
+    return Section(JOINING, text, figures, [table], list(gains))
 
 
 def _calibration(found: Comparison, draw: Drawing) -> Section | None:

@@ -130,11 +130,13 @@ def read_run(folder: Path) -> Run:
     """A run's folder."""
     problems: list[str] = []
     finished = (folder / "summary.json").exists()
-    config = _file(folder / "config.toml", tomllib.loads, {}, problems)
-    history = _file(folder / "metrics.jsonl", lambda text: _history(text, problems), [], problems)
-    summary = _file(folder / "summary.json", _object, {}, problems, needed=False)
-    clients = _file(folder / "clients.csv", _clients, [], problems, needed=finished)  # known at the end of a run
-    calibration = _file(folder / "calibration.json", _calibration, {}, problems, needed=False)
+    config: Row = _file(folder / "config.toml", tomllib.loads, {}, problems)
+    history: list[Row] = _file(folder / "metrics.jsonl", lambda text: _history(text, problems), [], problems)
+    summary: Row = _file(folder / "summary.json", _object, {}, problems, needed=False)
+    clients: list[Row] = _file(
+        folder / "clients.csv", _clients, [], problems, needed=finished
+    )  # known at the end of a run
+    calibration: dict[str, Row] = _file(folder / "calibration.json", _calibration, {}, problems, needed=False)
     if not finished:
         done, rounds = history[-1]["round"] if history else 0, config.get("rounds", "?")
         again = f"pfedvem run --out {shlex.quote(str(folder))} --resume"
@@ -146,9 +148,9 @@ def read_run(folder: Path) -> Run:
 def read_comparison(folder: Path) -> Comparison:
     """A comparison's folder. Where it says of which methods and seeds it is, runs of others are left out."""
     problems: list[str] = []
-    about = _file(folder / "comparison.json", _object, {}, problems, needed=False)
+    about: Row = _file(folder / "comparison.json", _object, {}, problems, needed=False)
     settings = _file(folder / "comparison.toml", str, "", problems, needed=False)
-    rows = _file(folder / "comparison.csv", _table, [], problems)
+    rows: list[Row] = _file(folder / "comparison.csv", _table, [], problems)
     methods, seeds = ([str(value) for value in listed(about.get(key))] for key in ("methods", "seeds"))
     every = read_cells(folder / "cells")
     found = [run for run in every if (run.method in methods and run.seed in seeds) or not (methods and seeds)]
@@ -171,12 +173,12 @@ def read_comparison(folder: Path) -> Comparison:
 def read_reproduction(folder: Path) -> Reproduction:
     """A reproduction's folder."""
     problems: list[str] = []
-    about = _file(folder / "reproduction.json", _object, {}, problems)
+    about: Row = _file(folder / "reproduction.json", _object, {}, problems)
     tables, figures = [], []
     for entry in _entries(about.get("tables")):
         if (path := _inside(folder, entry, problems)) is None:
             continue
-        lines = _file(path, lambda text: list(csv.reader(io.StringIO(text), strict=True)), [], problems)
+        lines: list[list[str]] = _file(path, _lines, [], problems)
         if lines:
             width = len(lines[0])
             rows = [[*line, *[""] * width][:width] for line in lines[1:]]
@@ -255,6 +257,10 @@ def _history(text: str, problems: list[str]) -> list[Row]:
 def _clients(text: str) -> list[Row]:
     rows = _table(text)
     return [{key: value if key in TEXT else number(value) for key, value in row.items()} for row in rows]
+
+
+def _lines(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text), strict=True))
 
 
 def _table(text: str) -> list[Row]:

@@ -124,16 +124,14 @@ class Drawing:
     def __init__(self) -> None:
         self._numbers = count()
 
-    def __call__(
-        self, title: str, about: str, draw: Callable[..., None], *values: Any, tall: float = 3.2, wide: bool = False
-    ) -> Figure:
+    def __call__(self, title: str, about: str, draw: Callable[..., None], *values: Any, tall: float = 3.1) -> Figure:
         """A picture of ``draw(axes, *values)``."""
 
         def on(axis: Axes) -> None:
             draw(axis, *values)
 
-        content = picture(on, f"{title}. {about}", str(next(self._numbers)), (9.4 if wide else 4.6, tall))
-        return Figure(content, title, about, wide)
+        content = picture(on, f"{title}. {about}", str(next(self._numbers)), (4.4, tall))
+        return Figure(content, title, about)
 
 
 def png(content: bytes, about: str) -> Markup:

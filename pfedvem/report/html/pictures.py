@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from typing import Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -16,7 +17,7 @@ from pfedvem.report.plots import ALONE, GM, INK, LOSS, PAPER, PM
 
 # The colours that differ between light and dark, by their names in the style sheet.
 NAMED = {PM: "--blue", GM: "--orange", ALONE: "--grey", LOSS: "--red", INK: "--ink", PAPER: "--paper"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a name with two dollars is a name
     "font.size": 9.5,
@@ -25,12 +26,12 @@ STYLE = {
     "axes.linewidth": 0.6,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
-    "grid.color": INK,
+    "grid.color": ALONE,
 }
 UNWRITTEN = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
-def picture(draw: Callable[[Axes], None], about: str, salt: str, size: tuple[float, float] = (4.6, 3.2)) -> Markup:
+def picture(draw: Callable[[Axes], None], about: str, salt: str, size: tuple[float, float] = (4.4, 3.1)) -> Markup:
     """What ``draw`` draws, as inline SVG. ``about`` describes it, and ``salt`` keeps its ids from those of others."""
     with rc_context({**STYLE, "svg.hashsalt": salt}):
         figure = Figure(figsize=size, layout="constrained")

@@ -18,10 +18,12 @@ from pfedvem.report.run import shown
 MOST = 1000  # rows of the table of clients; the file has them all
 JOINING = "Who gains and who loses by joining"
 DEVIATION = f"|μ {MINUS} w|²/d"
-TAU = (
-    "A client's confidence τ is its weight when heads are merged. It is high where the posterior of its head is narrow "
-    f"and near the global head: τ = d / (Tr Σ + |μ {MINUS} w|²)."
-)
+# What makes clients confident, by the setting of the method, and the formula.
+TAU = {
+    "both": ("narrow and near the global head", f"(Tr Σ + |μ {MINUS} w|²)"),
+    "uncertainty": ("narrow", "Tr Σ"),
+    "deviation": ("near the global head", f"|μ {MINUS} w|²"),
+}
 ECE = "The expected calibration error, the mean distance between how sure predictions are and how often they are right"
 RELIABILITY = (
     "On the dashed line, predictions are as often right as they are sure; larger points stand for more of them."
@@ -55,7 +57,7 @@ def with_gain(row: Row, alone: float | None) -> Row:
     return {**row, "alone": alone, "gain": row["pm"] - alone} if known else row
 
 
-def confidence(runs: Sequence[Run], draw: Drawing) -> Section | None:
+def confidence(runs: Sequence[Run], draw: Drawing, name: str = "Confidence") -> Section | None:
     """How confident clients are, if the method says so; runs are of one method, and their clients are put together."""
     found = [plots.known(run.clients, "tau") for run in runs]
     rows = [row for some in found for row in some]
@@ -71,13 +73,17 @@ def confidence(runs: Sequence[Run], draw: Drawing) -> Section | None:
     if deviations:
         about = linked(rows, "deviation", "tau")
         figures.append(draw("Confidence against deviation", about, plots.confidence_by_deviation, rows))
-    for values, name, about, label in (
+    for values, kind, about, label in (
         (shares, "confidence", f"All equal, each share would be {100 * len(runs) / len(rows):.3g} %.", "τ / Σ τ (%)"),
         (deviations, "deviation", "How far heads are from the global one.", DEVIATION),
     ):
         if plots.varied(values):
-            figures.append(draw(f"Distribution of {name}", about, plots.density, {"": values}, f"{name} {label}"))
-    return Section("Confidence", [TAU], figures)
+            figures.append(draw(f"Distribution of {kind}", about, plots.density, {"": values}, f"{kind} {label}"))
+    algorithm = runs[0].config.get("algorithm")
+    term = TAU.get(str(algorithm.get("confidence")) if isinstance(algorithm, dict) else "")
+    text = "A client's confidence τ is its weight when heads are merged."
+    text += f" It is high where the posterior of its head is {term[0]}: τ = d / {term[1]}." if term else ""
+    return Section(name, [text], figures)
 
 
 def linked(rows: Sequence[Row], x: str, y: str) -> str:
@@ -178,7 +184,8 @@ def _clients(rows: Sequence[Row]) -> Section | None:
     # A column is left out where it says nothing: no values, or no overflow.
     saying = [key for key in rows[0] | COLUMNS if any(row.get(key) not in (None, "") for row in rows)]
     keys = [key for key in sorted(saying, key=_place) if key != "discarded" or any(row[key] for row in rows)]
-    name = f"All {len(rows):,} clients" if len(rows) <= MOST else f"The first {MOST:,} of {len(rows):,} clients"
+    name = "One client" if len(rows) == 1 else f"All {len(rows):,} clients"
+    name = name if len(rows) <= MOST else f"The first {MOST:,} of {len(rows):,} clients"
     return Section("Clients", tables=[_table(rows[:MOST], keys, name, folded=True)])
 
 
@@ -195,7 +202,7 @@ def _place(key: str) -> int:
 
 
 def _short(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value:#.3g}".rstrip(".")
 
 
 def _whole(value: float) -> str:
