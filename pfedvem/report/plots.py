@@ -135,23 +135,26 @@ def confidence_by_deviation(axis: Axes, clients: Sequence[Row]) -> None:
     _finish(axis)
 
 
-def density(axis: Axes, samples: Mapping[str, Sequence[float]], label: str) -> None:
-    """Kernel densities (Gaussian, Scott's rule), each with its name; the paper shows confidences and deviations so."""
-    for number, (name, values) in enumerate(samples.items()):
-        if not varied(values):
-            continue  # all the same: there is no density
-        data = np.asarray(values, dtype=float)
-        width = data.std(ddof=1) * len(data) ** -0.2
-        lowest = 0 if data.min() >= 0 else -np.inf  # what cannot be negative is not drawn so
-        grid = np.linspace(max(lowest, data.min() - 3 * width), data.max() + 3 * width, 200)
-        heights = np.exp(-0.5 * ((grid[:, None] - data) / width) ** 2).mean(1) / (width * np.sqrt(2 * np.pi))
-        colour = (PM, GM, *OTHERS)[number % 7]
-        axis.plot(grid, heights, color=colour, label=name)
-        axis.fill_between(grid, heights, color=colour, alpha=0.15, linewidth=0)
+def distribution(axis: Axes, values: Sequence[float], label: str) -> None:
+    """How a number is spread over clients, as the paper shows confidences and deviations."""
+    density(axis, np.asarray(values), PM, "")
     axis.set_ylim(bottom=0)
     _plain(axis, label)
     axis.set_ylabel("density over clients")
-    _finish(axis, legend="best" if len(samples) > 1 else None)
+    _finish(axis)
+
+
+def density(axis: Axes, values: NDArray[np.float64], colour: str, name: str) -> None:
+    """A Gaussian kernel density of numbers that are not negative; nothing where they do not differ."""
+    from scipy.stats import gaussian_kde
+
+    if len(values) < 3 or np.ptp(values) == 0:
+        return
+    margin = 0.15 * np.ptp(values)
+    grid = np.linspace(max(0.0, values.min() - margin), values.max() + margin, 300)
+    level = gaussian_kde(values)(grid)
+    axis.fill_between(grid, level, color=colour, alpha=0.15, linewidth=0)
+    axis.plot(grid, level, color=colour, lw=1.8, label=name)
 
 
 def calibration_by_size(axis: Axes, clients: Sequence[Row]) -> None:
@@ -254,8 +257,8 @@ def known(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def varied(values: Sequence[float]) -> bool:
-    """Whether values differ by more than rounding."""
-    return len(values) > 1 and float(np.ptp(values)) > 1e-9 * float(np.abs(values).max())
+    """Whether there are a few values, and they differ by more than rounding."""
+    return len(values) > 2 and float(np.ptp(values)) > 1e-9 * float(np.abs(values).max())
 
 
 def pooled_bins(runs: Sequence[Row], bins: int = 15) -> Row:

@@ -263,9 +263,11 @@ def test_values_of_other_kinds_count_as_missing(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_of_these_is_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "file").write_text("")
+    write_reproduction(tmp_path / "both" / "table1")
     for name, sentence in (
         ("nowhere", "There is no folder .*nowhere."),
         ("file", "is a file; name the folder of a run"),
+        ("both", "holds reproductions; name one of them, such as .*both/table1"),
         ("photos", "is not the folder of a run, a comparison or a reproduction: it has none of config.toml"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -376,8 +378,8 @@ def test_the_bins_of_all_seeds_are_put_together(tmp_path: Path) -> None:
 def test_the_page_of_a_reproduction_holds_notes_tables_pictures_and_the_command(tmp_path: Path) -> None:
     page = make(write_reproduction(tmp_path / "r"))
     assert (page.kind, page.title) == ("Reproduction", "Table 1: overall")
-    assert list(page.facts) == ["table1", "1 of 1 runs finished"]
-    assert [one.title for one in page.sections] == ["Notes", "Fashion-MNIST", "Figures", "Runs"]
+    assert list(page.facts) == ["table1"]
+    assert [one.title for one in page.sections] == ["Notes", "Overall: fmnist", "Fashion-MNIST", "Figures"]
     assert section(page, "Notes").text == ["Two seeds instead of five."]
     (found,) = section(page, "Fashion-MNIST").tables
     assert [list(row) for row in found.rows] == [
@@ -391,6 +393,20 @@ def test_the_page_of_a_reproduction_holds_notes_tables_pictures_and_the_command(
     assert [
         a["src"] for tag, a in shown.elements if tag == "img" and str(a["src"]).startswith("data:image/png;base64,")
     ]
+
+
+def test_ours_is_beside_the_papers_with_the_difference(tmp_path: Path) -> None:
+    (found,) = section(make(write_reproduction(tmp_path / "r")), "Overall: fmnist").tables
+    assert list(found.header) == ["Method", "50: GM", "50: PM", "100: PM"]
+    assert {row[0]: list(row[1:]) for row in found.rows} == {
+        "FedAvg": ["85.1", "-", "-"],
+        "pFedVEM": [
+            f"90.6 ± 0.5\n91.4 ± 0.1, {MINUS}0.8 =",
+            "-\n91.4 ± 0.1",
+            f"90.6 ± 0.1\n91.4 ± 0.1, {MINUS}0.8",
+        ],
+    }
+    assert found.numeric == [False, True, True, True]
 
 
 def test_files_that_are_missing_broken_or_elsewhere_are_named_and_not_shown(tmp_path: Path) -> None:

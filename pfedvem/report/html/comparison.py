@@ -36,7 +36,7 @@ def comparison_page(found: Comparison) -> Page:
     rounds = max((run.rounds for run in runs), default="?", key=lambda text: number(text) or 0)
     sections = [_results(found), _accuracy(found, draw), _joining(found, draw)]
     sections += [confidence(own, draw, f"Confidence of {title(name)}") for name, own in found.cells.items()]
-    sections += [_calibration(found, draw), runs_section(runs)]
+    sections += [_calibration(found, draw), _runs(runs)]
     repeat, file = _repeat(found)
     return Page(
         kind="Comparison",
@@ -64,7 +64,7 @@ def _repeat(found: Comparison) -> tuple[str, File | None]:
     return again, File("comparison.toml", tomli_w.dumps(settings(configs)))
 
 
-def runs_section(runs: Sequence[Run]) -> Section | None:
+def _runs(runs: Sequence[Run]) -> Section | None:
     """All runs, each a row."""
     rows = []
     for run in runs:

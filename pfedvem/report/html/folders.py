@@ -98,13 +98,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A reproduction's description, its tables (title, header, rows), its pictures (title, sentence, PNG) and runs."""
+    """A reproduction's description, its tables (title, header, rows) and its pictures (title, sentence, PNG)."""
 
     folder: Path
     about: Row
     tables: list[tuple[str, list[str], list[list[str]]]]
     figures: list[tuple[str, str, bytes]]
-    runs: list[Run]
     problems: list[str]
 
 
@@ -120,6 +119,9 @@ def read(folder: Path) -> Run | Comparison | Reproduction:
         return read_comparison(folder)
     if any((folder / name).exists() for name in FILES):
         return read_run(folder)
+    inside = sorted(folder.glob("*/reproduction.json"))
+    if inside:
+        raise UserError(f"{folder} holds reproductions; name one of them, such as {inside[0].parent}.")
     raise UserError(
         f"{folder} is not the folder of a run, a comparison or a reproduction: it has none of {', '.join(FILES)}, "
         "comparison.csv and reproduction.json. Name what was given to --out."
@@ -152,7 +154,7 @@ def read_comparison(folder: Path) -> Comparison:
     settings = _file(folder / "comparison.toml", str, "", problems, needed=False)
     rows: list[Row] = _file(folder / "comparison.csv", _table, [], problems)
     methods, seeds = ([str(value) for value in listed(about.get(key))] for key in ("methods", "seeds"))
-    every = read_cells(folder / "cells")
+    every = [read_run(path.parent) for path in sorted(folder.glob("cells/*/config.toml"))]
     found = [run for run in every if (run.method in methods and run.seed in seeds) or not (methods and seeds)]
     if len(found) < len(every):
         problems.append(f"{len(every) - len(found)} runs in cells/ are of other methods or seeds and are left out.")
@@ -191,16 +193,7 @@ def read_reproduction(folder: Path) -> Reproduction:
             figures.append((str(entry.get("title") or path.stem), str(entry.get("about") or ""), content))
         else:
             problems.append(f"{path.name} is {'no PNG picture' if content else 'not there'}.")
-    runs = read_cells(folder / "cells")
-    left = sum(not run.finished for run in runs)
-    if left:
-        problems.append(f"{left} of {len(runs)} runs are not finished. The same command goes on.")
-    return Reproduction(folder, about, tables, figures, runs, problems)
-
-
-def read_cells(folder: Path) -> list[Run]:
-    """All runs below a folder, by the order of their names."""
-    return [read_run(path.parent) for path in sorted(folder.rglob("config.toml"))]
+    return Reproduction(folder, about, tables, figures, problems)
 
 
 def title(method: str) -> str:

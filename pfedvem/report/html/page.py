@@ -20,7 +20,7 @@ from pfedvem.report.html.folders import printable, title
 from pfedvem.report.html.pictures import picture, themed
 
 MINUS = "\N{MINUS SIGN}"
-NUMBER = re.compile(rf"[-+{MINUS}]?[\d.,]+(e[-+]?\d+)?( ?%)?( ± [\d.,]+)?( of [\d,]+)?( [kMGT]?B| s)?|-?")
+NUMBER = re.compile(rf"[-+{MINUS}]?[\d.,]+(e[-+]?\d+)?( ?%)?( ± [\d.,]+)?( of [\d,]+)?( [kMGT]?B| s)?(\n.*)?|-?(\n.*)?")
 GLYPHS = {"s": "■", "o": "●", "^": "▲", "v": "▼", "D": "◆", "<": "◀", ">": "▶", "p": "⬟", "P": "✚", "*": "★", "X": "✖"}
 GLYPHS |= {"h": "⬢", "8": "⯃", "d": "♦"}
 
@@ -46,7 +46,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text; ``best`` are the (row, column) of those in bold. The first column names its row."""
+    """Cells of text; ``best`` are the (row, column) of those in bold. The first column names its row.
+
+    A number may have a second line, which is paler.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from numpy.typing import NDArray
 
 from pfedvem.report import plots
 from pfedvem.report.html.folders import Row, Run, number
@@ -78,7 +77,7 @@ def confidence(runs: Sequence[Run], draw: Drawing, name: str = "Confidence") -> 
         (deviations, "deviation", "How far heads are from the global one.", DEVIATION),
     ):
         if plots.varied(values):
-            figures.append(draw(f"Distribution of {kind}", about, plots.density, {"": values}, f"{kind} {label}"))
+            figures.append(draw(f"Distribution of {kind}", about, plots.distribution, values, f"{kind} {label}"))
     algorithm = runs[0].config.get("algorithm")
     term = TAU.get(str(algorithm.get("confidence")) if isinstance(algorithm, dict) else "")
     text = "A client's confidence τ is its weight when heads are merged."
@@ -88,11 +87,12 @@ def confidence(runs: Sequence[Run], draw: Drawing, name: str = "Confidence") -> 
 
 def linked(rows: Sequence[Row], x: str, y: str) -> str:
     """A sentence on how two columns go together: Spearman's rank correlation."""
-    full = plots.known(rows, x, y)
-    a, b = (_ranks([float(row[key]) for row in full]) for key in (x, y))
-    if len(full) < 3 or not a.std() or not b.std():
+    from scipy.stats import spearmanr
+
+    a, b = ([row[key] for row in plots.known(rows, x, y)] for key in (x, y))
+    if not (plots.varied(a) and plots.varied(b)):
         return "Each point is a client."
-    return f"Each point is a client. Rank correlation {signed(float(np.corrcoef(a, b)[0, 1]), 2)}."
+    return f"Each point is a client. Rank correlation {signed(float(spearmanr(a, b).statistic), 2)}."
 
 
 def _command(run: Run) -> tuple[str, str]:
@@ -212,13 +212,6 @@ def _whole(value: float) -> str:
 def _labels(text: str, most: int = 6) -> str:
     names = text.split("; ")
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Ranks; equal values share the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    return ranks
 
 
 # The columns of clients.csv as people read them.
