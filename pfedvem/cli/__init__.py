@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 # Importing a module of commands adds them.
-from pfedvem.cli import bench, compare, data, flower, reproduce, run, sweep  # noqa: F401
+from pfedvem.cli import bench, compare, data, flower, report, reproduce, run, sweep  # noqa: F401
 from pfedvem.cli.app import app
 from pfedvem.errors import UserError
 

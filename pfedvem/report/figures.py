@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from pfedvem.experiments.reproduce import Found, Reproduction
 from pfedvem.experiments.studies import MEASURES, Cell
-from pfedvem.report.plots import GM, PM
+from pfedvem.report.plots import GM, PM, density
 
 Paint = Callable[[Axes, Sequence[Cell], Reproduction], None]
 Drawn = list[tuple[str, str, str]]  # for each picture its name, title and what it shows
@@ -150,7 +150,7 @@ def _densities(reproduction: Reproduction, folder: Path, key: str, label: str, *
             for run in found:
                 taken = np.array(run["snapshots"].get(str(number), {}).get(key, []), dtype=float)
                 values.append(taken / taken.sum() if share and len(taken) else taken)
-            _density(axis, np.concatenate(values) if values else np.empty(0), COLOURS[i], dataset)
+            density(axis, np.concatenate(values) if values else np.empty(0), COLOURS[i], dataset)
         axis.set_title(f"round {number}", fontsize=10)
         axis.set_xlabel(label)
         axis.set_ylabel("density")
@@ -161,18 +161,6 @@ def _densities(reproduction: Reproduction, folder: Path, key: str, label: str, *
     _save(figure, folder, reproduction.study.name)
     about = "Gaussian kernel densities over the clients of all seeds."
     return [(reproduction.study.name, reproduction.study.title, about)]
-
-
-def _density(axis: Axes, values: np.ndarray, colour: str, name: str) -> None:
-    from scipy.stats import gaussian_kde
-
-    if len(values) < 3 or np.ptp(values) == 0:
-        return
-    margin = 0.15 * np.ptp(values)
-    grid = np.linspace(max(0.0, values.min() - margin), values.max() + margin, 300)
-    level = gaussian_kde(values)(grid)
-    axis.fill_between(grid, level, color=colour, alpha=0.15, linewidth=0)
-    axis.plot(grid, level, color=colour, lw=1.8, label=name)
 
 
 def convergence(reproduction: Reproduction, folder: Path) -> Drawn:
