@@ -56,12 +56,12 @@ def agreement(reproduction: Reproduction, folder: Path) -> Drawn:
             axis.set_xlabel("accuracy (%)")
             _plain(axis, "x")
         axes[0].set_yticks(range(len(lines)), lines)
-        kinds = [kind for kind in reproduction.study.measures if any(one.measure == kind for one in mine)]
-        for kind in kinds:
-            colour = _colour(kind)
-            axes[0].plot([], [], "o", color=colour, label=f"{MEASURES[kind]}, ours")
-            axes[0].plot([], [], "o", color=colour, markerfacecolor="white", label=f"{MEASURES[kind]}, the paper")
-        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+        for kind in (kind for kind in reproduction.study.measures if any(one.measure == kind for one in mine)):
+            faces = [("ours", _colour(kind)), ("the paper", "white")]
+            for whose, face in faces if any(one.paper for one in mine) else faces[:1]:
+                label = f"{MEASURES[kind]}, {whose}"
+                axes[0].plot([], [], "o", color=_colour(kind), markerfacecolor=face, label=label)
+        figure.legend(loc="outside lower center", ncols=min(4, 2 * len(columns)), frameon=False, fontsize=8)
         _save(figure, folder, f"{reproduction.study.name}-{dataset}")
         about = "Ours (filled) and the paper's (hollow), each with two standard errors of the mean."
         drawn.append((f"{reproduction.study.name}-{dataset}", f"{reproduction.study.title}: {dataset}", about))
