@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-flower lint clean
+.PHONY: setup run test test-flower lint docs clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ test: lint
 
 test-flower: setup
 	$(VENV)/bin/python -m pytest -m deployment tests/flower
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "The pages are in build/site."
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,8 +9,8 @@ from typing import NoReturn
 from rich.console import Console
 from rich.text import Text
 
-# Importing a module of commands adds them, in this order.
-from pfedvem.cli import bench, compare, data, flower, model, run  # noqa: F401
+# Importing a module of commands adds them.
+from pfedvem.cli import bench, compare, data, flower, model, report, reproduce, run, sweep  # noqa: F401
 from pfedvem.cli.app import app
 from pfedvem.errors import UserError
 

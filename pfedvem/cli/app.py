@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 app = typer.Typer(
     help="Personalised federated learning by variational expectation maximisation.",
@@ -36,7 +38,25 @@ Executor = Annotated[str | None, Option(help="Where clients train: auto, sequent
 Workers = Annotated[int | None, Option(help="Processes that train clients; by default one for each processor.")]
 Cohort = Annotated[int | None, Option(help="Clients trained together, at most; by default as many as pays.")]
 Device = Annotated[str | None, Option(help="Where tensors are computed: cpu, cuda or mps.")]
+TensorBoard = Annotated[
+    str | None,
+    Option(metavar="DIR", help="Log to TensorBoard, in this folder or, where none follows, among the run's files."),
+]
+MLflow = Annotated[
+    str | None, Option(metavar="URI", help="Log to MLflow, at this address or, where none follows, where it is set up.")
+]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on standard output, and nothing else there.")]
+
+
+class Logging(TyperCommand):
+    """A command whose --tensorboard and --mlflow may stand without a value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = []
+        for word, following in zip(args, [*args[1:], "-"], strict=True):
+            alone = word in ("--tensorboard", "--mlflow") and following.startswith("-")
+            words.append(f"{word}=" if alone else word)
+        return super().parse_args(ctx, words)
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -26,12 +26,15 @@ from pfedvem.cli.app import (
     ImageColumn,
     Json,
     LabelColumn,
+    Logging,
+    MLflow,
     Option,
     Participation,
     Partition,
     Rounds,
     Seed,
     SubclassColumn,
+    TensorBoard,
     Train,
     Workers,
     app,
@@ -40,7 +43,9 @@ from pfedvem.cli.app import (
 )
 
 
-@app.command(epilog="Example:  pfedvem compare --methods pfedvem,fedavg,local --seeds 3 --out compare/mine")
+@app.command(
+    cls=Logging, epilog="Example:  pfedvem compare --methods pfedvem,fedavg,local --seeds 3 --out compare/mine"
+)
 def compare(
     methods: Annotated[str, Option(help="Names of `pfedvem methods` with commas between them, or all.")] = "all",
     seeds: Annotated[int, Option(help="How many seeds: --seed and those that follow it.")] = 1,
@@ -63,6 +68,8 @@ def compare(
     config: ConfigFile = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, Option(help="Folder of the runs and tables; by default a new one in compare/.")] = None,
+    tensorboard: TensorBoard = None,
+    mlflow: MLflow = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods on the same clients, initial weights and client stream, over several seeds.
@@ -74,6 +81,7 @@ def compare(
     from pfedvem.experiments.compare import compare as run_cells
     from pfedvem.experiments.run import next_folder
     from pfedvem.report.compare import LiveComparison, comparison_table
+    from pfedvem.report.logs import Logs
     from pfedvem.simulation.fit import Interrupted
 
     flags = given(rounds=rounds, participation=participation, seed=seed, train=train)
@@ -84,10 +92,10 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     plan = cells(names, seeds=seeds, file=config, flags=flags, assignments=assignments or ())
     folder = out if out is not None else next_folder(Path("compare"), plan[0].data.dataset)
-    console = Console(stderr=as_json)
+    logs, console = Logs(tensorboard, mlflow), Console(stderr=as_json)
     try:
         with LiveComparison(console) as live:
-            comparison = run_cells(plan, folder, progress=live, on_cell=live.cell)
+            comparison = run_cells(plan, folder, progress=live, on_cell=live.cell, logs=logs)
     except (Interrupted, KeyboardInterrupt):
         again = f"Stopped. Go on with the same command and --out {shlex.quote(str(folder))}"
         console.print(Text(again), soft_wrap=True)

@@ -25,13 +25,16 @@ from pfedvem.cli.app import (
     ImageColumn,
     Json,
     LabelColumn,
+    Logging,
     Method,
+    MLflow,
     Option,
     Participation,
     Partition,
     Rounds,
     Seed,
     SubclassColumn,
+    TensorBoard,
     Train,
     Workers,
     app,
@@ -41,7 +44,9 @@ from pfedvem.cli.app import (
 from pfedvem.errors import UserError
 
 
-@app.command(epilog="Example:  pfedvem run --dataset cifar10 --clients 100 --set lr_head=0.001 --out runs/mine")
+@app.command(
+    cls=Logging, epilog="Example:  pfedvem run --dataset cifar10 --clients 100 --set lr_head=0.001 --out runs/mine"
+)
 def run(
     method: Method = None,
     dataset: Dataset = None,
@@ -69,6 +74,8 @@ def run(
     assignments: Assignments = None,
     out: Annotated[Path | None, Option(help="Folder of the run's files; by default a new one in runs/.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    tensorboard: TensorBoard = None,
+    mlflow: MLflow = None,
     as_json: Json = False,
 ) -> None:
     """Train a federation and see how its personalised and global models do.
@@ -78,6 +85,7 @@ def run(
     from pfedvem.experiments.config import load
     from pfedvem.experiments.run import next_folder
     from pfedvem.experiments.run import run as run_config
+    from pfedvem.report.logs import Logs
     from pfedvem.report.run import LiveProgress, summary_table
     from pfedvem.simulation.fit import Interrupted
 
@@ -106,10 +114,10 @@ def run(
     )
     settings = load(config, flags, assignments or ())
     folder = out if out is not None else next_folder(Path("runs"), f"{settings.data.dataset}-{settings.method}")
-    console = Console(stderr=as_json)
+    logs, console = Logs(tensorboard, mlflow), Console(stderr=as_json)
     try:
         with LiveProgress(console) as progress:
-            result = run_config(settings, out=folder, resume=resume, progress=progress)
+            result = run_config(settings, out=folder, resume=resume, progress=progress, logs=logs)
     except Interrupted as stopped:
         command = f"pfedvem run --out {shlex.quote(str(folder))} --resume"
         console.print(Text(f"{stopped} Go on with: {command}"), soft_wrap=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pfedvem.data.inputs import Inputs, normalised
 from pfedvem.errors import UserError
+from pfedvem.rng import generator
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,7 +207,8 @@ class Federation:
         def prepare(split: Split) -> Tensor | None:
             return channels_last(self.inputs(split.x)) if 4 * split.x.numel() <= PREPARED_BYTES else None
 
-        return prepare(self.train), prepare(self.test)
+        train = prepare(self.train)
+        return train, train if self.test is self.train else prepare(self.test)
 
     def _samples(self, split: Split, prepared: Tensor | None, index: Tensor, device: str) -> Tensor:
         if prepared is None:
@@ -227,6 +229,27 @@ class Federation:
             shards=(own,),
             general=None,
         )
+
+    def validation(self, share: float = 0.2, seed: int = 0) -> Federation:
+        """The same clients, with this share of each one's training data held out as its test data.
+
+        For choosing settings: the test data itself is no part of what is returned. Every client keeps a sample to
+        train on; one that is too small to hold any out is not tested. The general model is tested on all that is held
+        out.
+        """
+        if not 0 < share < 1:
+            raise UserError(f"The share that is held out must be above 0 and below 1, not {share:g}.")
+        shards = []
+        for j, shard in enumerate(self.shards):
+            count = min(round(share * shard.n), shard.n - 1)
+            held = np.sort(generator(seed, "validation split", client=j).permutation(shard.n)[:count])
+            shards.append(replace(shard, train=np.delete(shard.train, held), test=(shard.train[held],)))
+        general = np.concatenate([shard.test[0] for shard in shards])
+        if len(general) == 0:
+            raise UserError(f"No client has enough training data to hold out a share of {share:g} of it.")
+        small = sum(len(shard.test[0]) == 0 for shard in shards)
+        notes = (f"{small} of {len(self)} clients are too small to hold out validation data.",) if small else ()
+        return replace(self, test=self.train, shards=tuple(shards), notes=notes, general=general)
 
     def test_indices(self, client: int) -> Tensor:
         """The test samples of all that this client owns, as indices into ``test``."""

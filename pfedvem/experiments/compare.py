@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from pfedvem.experiments.config import Config, Tree, load, read
 from pfedvem.experiments.run import run
 from pfedvem.models import build
 from pfedvem.report.compare import write_tables
+from pfedvem.report.logs import Logs
+from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import one_thread
 from pfedvem.simulation.fit import FREE, flat
 from pfedvem.simulation.rounds import Progress, start
@@ -149,6 +152,7 @@ def compare(
     *,
     progress: Progress | None = None,
     on_cell: Callable[[str, int, int], None] | None = None,
+    logs: Logs | None = None,
 ) -> Comparison:
     """Runs the cells that are not finished in ``out``, and writes the tables there after each.
 
@@ -163,21 +167,26 @@ def compare(
     clients, wire = _wire(plan)
     failures: list[str] = []
     out.mkdir(parents=True, exist_ok=True)
+    names, seeds = list(dict.fromkeys(c.method for c in plan)), list(dict.fromkeys(c.seed for c in plan))
+    about = {"command": command(names, len(seeds)), "methods": names, "seeds": seeds}
 
     def save() -> Comparison:
         done = {name: [s for (n, _), s in summaries.items() if n == name and s is not None] for name in wire}
         rows = tuple(_row(name, found, *wire[name]) for name, found in done.items() if found)
         comparison = Comparison(plan[0].data.dataset, clients, rows, tuple(failures))
         write_tables(comparison, out)
+        told = json.dumps({**about, "failures": failures}, indent=2) + "\n"
+        checkpoints.replace(out / "comparison.json", told.encode())
         return comparison
 
+    checkpoints.replace(out / "comparison.toml", tomli_w.dumps(settings(c.dump() for c in plan)).encode())
     comparison = save()
     for number, config in enumerate(missing):
         title, folder = f"{config.algorithm.title}, seed {config.seed}", _folder(out, config)
         if on_cell is not None:
             on_cell(title, number, len(missing))
         try:
-            result = run(config, out=folder, resume=(folder / "checkpoint").exists(), progress=progress)
+            result = run(config, out=folder, resume=(folder / "checkpoint").exists(), progress=progress, logs=logs)
         except UserError as error:
             progress.note(str(error))
             failures.append(f"{title}: {error}")
@@ -185,6 +194,20 @@ def compare(
             summaries[config.method, config.seed] = result.summary
         comparison = save()
     return comparison
+
+
+def settings(cells: Iterable[Tree]) -> Tree:
+    """The settings of all cells in one tree, as comparison.toml has it: common ones, and a section for each method."""
+    found = list(cells)
+    common = {key: value for key, value in found[0].items() if key not in ("method", "rounds", "algorithm")}
+    own = {cell["method"]: {"rounds": cell["rounds"], **cell["algorithm"]} for cell in found}
+    return {**common, "seed": min(cell["seed"] for cell in found), **own}
+
+
+def command(methods: Sequence[str], seeds: int) -> str:
+    """The command that repeats a comparison from its comparison.toml."""
+    words = ["--config", "comparison.toml", "--methods", ",".join(methods), "--seeds", str(seeds), "--out", "NEW"]
+    return shlex.join(["pfedvem", "compare", *words])
 
 
 def finished(config: Config, folder: Path) -> dict[str, Any] | None:

@@ -7,25 +7,50 @@ from itertools import count
 from pathlib import Path
 
 from pfedvem.algorithms.local import Local
-from pfedvem.data import load_federation
+from pfedvem.data import Federation, load_federation
 from pfedvem.experiments.config import Config
 from pfedvem.models import build
+from pfedvem.report.logs import Logs
 from pfedvem.report.plots import draw_run
 from pfedvem.simulation.fit import fit
 from pfedvem.simulation.results import Result
-from pfedvem.simulation.rounds import Progress
+from pfedvem.simulation.rounds import Progress, Together
 
 
-def run(config: Config, *, out: Path | None = None, resume: bool = False, progress: Progress | None = None) -> Result:
-    """Loads the data, builds the network and trains."""
-    federation = load_federation(config.data, config.seed)
+def run(
+    config: Config,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    logs: Logs | None = None,
+) -> Result:
+    """Loads the data, builds the network, trains with what logs are wanted, and draws a picture of it."""
+    with (logs or Logs()).opened(config, out or Path(config.method)) as loggers:
+        result = train(config, out=out, resume=resume, progress=Together(progress or Progress(), *loggers))
+    if out is not None:
+        draw_run(result, out / "run.png")
+    return result
+
+
+def train(
+    config: Config,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    federation: Federation | None = None,
+) -> Result:
+    """Loads the data, unless it is given, builds the network and trains."""
+    if federation is None:
+        federation = load_federation(config.data, config.seed)
     progress = progress or Progress()
     for note in federation.notes:
         progress.note(note)
     model = build(config.network, federation.shape, len(federation.classes), config.seed)
     # Beside another method, clients alone have given settings: choosing their own would cost several trainings.
     alone = Local(lr=(config.alone_lr,), batch_size=(10,))
-    result = fit(
+    return fit(
         config.algorithm,
         model,
         federation,
@@ -47,9 +72,6 @@ def run(config: Config, *, out: Path | None = None, resume: bool = False, progre
         settings=config.dump(),
         progress=progress,
     )
-    if out is not None:
-        draw_run(result, out / "run.png")
-    return result
 
 
 def next_folder(parent: Path, name: str) -> Path:

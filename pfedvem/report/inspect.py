@@ -233,6 +233,6 @@ def _gains(axis: Axes, found: Inspection) -> None:
     for chosen, colour, name in ((better, PM, "better together"), (~better, GM, "better alone")):
         axis.scatter(table["n_train"][chosen], table["gain"][chosen], s=16, color=colour, label=name, zorder=3)
     axis.set_xscale("log")
-    plain_ticks(axis.xaxis, "{x:,.0f}")
+    plain_ticks(axis.xaxis)
     axis.set_xlabel("a client's training samples")
     axis.set_ylabel("accuracy gained by joining (points)")

@@ -196,7 +196,7 @@ def _start_worker(setup: Setup, parent: int) -> None:
     torch.set_num_threads(1)
     _keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=follow, args=(parent,), daemon=True).start()
 
 
 def _keep_memory() -> None:
@@ -208,8 +208,8 @@ def _keep_memory() -> None:
             mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: so many bytes may lie free
 
 
-def _follow(parent: int) -> None:
-    """Ends a worker whose parent was killed; nobody else would."""
+def follow(parent: int) -> None:
+    """Ends a process whose parent was killed; nobody else would."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

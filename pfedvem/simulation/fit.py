@@ -137,7 +137,7 @@ def fit(
             return
         if latest.round % checkpoint_every == 0 or latest.round == rounds:
             checkpoints.save(folder / "checkpoint", latest, identity)
-        if latest.history and latest.history[-1]["round"] == latest.round:
+        if latest.measured is not None:
             write_metrics(folder, latest)
 
     def stop(latest: State) -> bool:

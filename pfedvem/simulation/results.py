@@ -84,7 +84,7 @@ class Result:
         """A row for each client, by its id: its data, its scores, and what the method has to say of it."""
         import pandas as pd
 
-        return pd.DataFrame(self._rows()).set_index("client")
+        return pd.DataFrame(self.rows).set_index("client")
 
     @cached_property
     def _copies(self) -> list[float]:
@@ -92,7 +92,9 @@ class Result:
         federation = self.setup.federation
         return [federation.copies(j) for j in range(len(federation))]
 
-    def _rows(self) -> list[dict[str, Any]]:
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The same as plain records, null where there is no number."""
         seen = {name: values for name, values in self._inspected().items() if values.ndim == 1}
         scores = self.state.scores
         rows = []
@@ -233,7 +235,7 @@ class Result:
         """
         write_metrics(out, self.state)
         table = io.StringIO()
-        rows = self._rows()
+        rows = self.rows
         writer = csv.DictWriter(table, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

@@ -36,6 +36,11 @@ class State:
     history: tuple[dict[str, float | None], ...]
     seconds: float
 
+    @property
+    def measured(self) -> dict[str, float | None] | None:
+        """The record of this very round, if it was evaluated."""
+        return self.history[-1] if self.history and self.history[-1]["round"] == self.round else None
+
 
 class Progress:
     """Hears how a run goes on. This one keeps silent; a terminal, a notebook or a logger overrides what it wants."""
@@ -83,6 +88,29 @@ class TextBar(Progress):
     def _show(self, rounds: float) -> None:
         assert self._bar is not None
         self._bar.update(rounds - self._bar.n)
+
+
+class Together(Progress):
+    """Several that hear the same."""
+
+    def __init__(self, *members: Progress) -> None:
+        self._members = members
+
+    def stage(self, title: str, done: int, rounds: int) -> None:
+        for member in self._members:
+            member.stage(title, done, rounds)
+
+    def note(self, text: str) -> None:
+        for member in self._members:
+            member.note(text)
+
+    def client(self, done: int, clients: int) -> None:
+        for member in self._members:
+            member.client(done, clients)
+
+    def round(self, state: State) -> None:
+        for member in self._members:
+            member.round(state)
 
 
 def start(setup: Setup, folder: Path | None = None) -> State:

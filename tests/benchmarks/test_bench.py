@@ -14,7 +14,7 @@ from pfedvem.algorithms import METHODS, PFedVEM
 from pfedvem.benchmarks import measure, plain
 from pfedvem.benchmarks.measure import difference, regressions, spread_over
 from pfedvem.benchmarks.run import chosen, read_figures
-from pfedvem.cli import app
+from pfedvem.cli.app import app
 from pfedvem.data import from_arrays
 from pfedvem.errors import UserError
 from pfedvem.models import build

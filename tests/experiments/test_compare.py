@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -280,6 +281,16 @@ def test_a_cell_that_fails_does_not_keep_the_others_from_running(
     comparison = compare(plan(seeds=2), tmp_path)
     assert comparison.failures == ("FedAvg, seed 0: Training diverged.",)
     assert [(row.name, row.seeds) for row in comparison.rows] == [("fedavg", 1), ("local", 2)]
+
+
+def test_the_settings_beside_the_tables_repeat_the_comparison(tmp_path: Path) -> None:
+    made = plan("local.batch_size=7", "seed=3", seeds=2)
+    compare(made, tmp_path)
+    about = json.loads((tmp_path / "comparison.json").read_text())
+    assert (about["methods"], about["seeds"], about["failures"]) == (list(TWO), [3, 4], [])
+    again = "pfedvem compare --config comparison.toml --methods fedavg,local --seeds 2 --out NEW"
+    assert about["command"] == again
+    assert cells(TWO, seeds=2, file=tmp_path / "comparison.toml") == made
 
 
 def test_each_cell_is_announced_with_what_is_done_and_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""``pfedvem reproduce``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from pfedvem.cli.app import Assignments, DataRoot, Executor, Json, Option, Rounds, Seed, Workers, app, given
+from pfedvem.errors import UserError
+
+NAMES = (
+    "table1, ablation-uncertainty, ablation-deviation, small-clients, limited-data, digit5, fig-accuracy-vs-size, "
+    "fig-confidence, fig-deviation, fig-convergence, fig-partition-sizes"
+)
+
+
+@app.command(epilog="Example:  pfedvem reproduce table1 --datasets digits --seeds 2 --rounds 10")
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"A table or figure of the paper: {NAMES}.")],
+    datasets: Annotated[str, Option(help="Data sets with commas between them; by default the paper's.")] = "",
+    methods: Annotated[str, Option(help="Methods with commas between them; by default the paper's.")] = "",
+    clients: Annotated[str, Option(help="Numbers of clients with commas between them; by default the paper's.")] = "",
+    seeds: Annotated[int, Option(help="How many seeds: --seed and those that follow it.")] = 5,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    draws: Annotated[int, Option(help="Random partitions of fig-partition-sizes.")] = 1000,
+    data_root: DataRoot = None,
+    executor: Executor = None,
+    workers: Workers = None,
+    assignments: Assignments = None,
+    out: Annotated[Path, Option(help="Folder of the runs, tables and pictures.")] = Path("reproduction"),
+    as_json: Json = False,
+) -> None:
+    """Run a table or figure of the paper, and show our numbers beside the published ones.
+
+    Finished runs are kept in --out and shared by all tables and figures there: the same command goes on where it was
+    stopped. Tables are written after every run, pictures at the end.
+    """
+    from pfedvem.experiments.reproduce import Reproduction
+    from pfedvem.experiments.reproduce import reproduce as run_study
+    from pfedvem.experiments.studies import grid, study
+    from pfedvem.report.compare import LiveComparison
+    from pfedvem.report.reproduction import reproduction_view, table_csv, write_reproduction, write_tables
+    from pfedvem.simulation.fit import Interrupted
+
+    chosen = study(name, words(datasets), words(methods), numbers(clients))
+    flags = given(rounds=rounds, seed=seed, executor=executor, workers=workers)
+    flags["data"] = given(root=str(data_root) if data_root is not None else None)
+    console, folder = Console(stderr=as_json), out / name
+    if name == "fig-partition-sizes":
+        _partitions(chosen.datasets, chosen.clients, draws, data_root, folder, console, as_json)
+        return
+    cells = grid(chosen, seeds=seeds, flags=flags, assignments=assignments or ())
+    latest: list[Reproduction] = []
+
+    def save(reproduction: Reproduction) -> None:
+        latest[:] = [reproduction]
+        write_tables(reproduction, folder)
+
+    try:
+        with LiveComparison(console) as live:
+            run_study(chosen, cells, out, progress=live, on_cell=live.cell, save=save)
+    except (Interrupted, KeyboardInterrupt):
+        console.print(Text("Stopped. Go on with the same command."), soft_wrap=True)
+        raise typer.Exit(130) from None
+    finally:
+        if latest:
+            write_reproduction(latest[0], folder, command())
+    console.print(reproduction_view(latest[0]))
+    console.print(f"Tables and pictures are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps({"folder": str(folder), "table": table_csv(latest[0])}))
+    if latest[0].failures:
+        raise typer.Exit(1)
+
+
+def _partitions(
+    datasets: tuple[str, ...],
+    clients: tuple[int, ...],
+    draws: int,
+    root: Path | None,
+    folder: Path,
+    console: Console,
+    as_json: bool,
+) -> None:
+    """Draws partitions only; nothing is trained."""
+    from rich.progress import Progress
+
+    from pfedvem.data.settings import DataSettings
+    from pfedvem.experiments.reproduce import partition_sizes
+    from pfedvem.experiments.studies import STUDIES
+    from pfedvem.report.figures import draw_partition_sizes
+    from pfedvem.report.reproduction import write_card
+
+    if draws < 1:
+        raise UserError(f"--draws must be at least 1, not {draws}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    with Progress(console=console) as bar:
+        for dataset in datasets:
+            settings = [DataSettings(dataset=dataset, root=root, clients=count) for count in clients]
+            task = bar.add_task(dataset, total=draws * len(settings))
+            sizes = partition_sizes(settings, draws, lambda task=task: bar.advance(task))  # type: ignore[misc]
+            drawn += draw_partition_sizes(dataset, sizes, draws, folder)
+    write_card(STUDIES["fig-partition-sizes"], folder, command(), [], drawn)
+    console.print(f"The pictures are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps({"folder": str(folder), "figures": [name for name, _, _ in drawn]}))
+
+
+def words(text: str) -> list[str]:
+    """The words of a list with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """The whole numbers of a list with commas."""
+    try:
+        return [int(word) for word in words(text)]
+    except ValueError as error:
+        raise UserError(f"--clients takes whole numbers with commas between them, not {text!r}.") from error
+
+
+def command() -> str:
+    """The command that was given, to repeat it."""
+    return shlex.join(["pfedvem", *sys.argv[1:]])

@@ -1,0 +1,223 @@
+"""Runs the paper's tables and figures, and keeps every finished run as one small file.
+
+``OUT/runs/NAME.json`` is a finished run: its configuration, its scores, its history and its clients. A run that is not
+finished has a folder ``OUT/unfinished/NAME`` with its checkpoint, from which it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pfedvem.data.loading import assemble
+from pfedvem.data.settings import DataSettings
+from pfedvem.data.sources import load_source
+from pfedvem.errors import UserError
+from pfedvem.experiments.compare import Measure, measure
+from pfedvem.experiments.config import Config
+from pfedvem.experiments.run import train
+from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
+from pfedvem.simulation import checkpoints
+from pfedvem.simulation.fit import FREE, flat
+from pfedvem.simulation.results import Result
+from pfedvem.simulation.rounds import Progress, State, Together
+
+Record = dict[str, Any]
+KEPT = ("n_train", "pm", "pm_nll", "pm_ece", "tau", "uncertainty", "deviation")  # of each client
+MEASURED = {"pm": "pm", "gm": "gm", "small": "small_clients_pm"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cell's number: ours over the finished seeds, the paper's, and whether they agree."""
+
+    cell: Cell
+    measure: str
+    ours: Measure | None
+    seeds: int
+    paper: Measure | None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.ours is None or self.paper is None else self.ours.mean - self.paper.mean
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference lies within two joint standard errors; None where one of them is unknown."""
+        if self.ours is None or self.paper is None or self.ours.sem is None or self.paper.sem is None:
+            return None
+        return abs(self.ours.mean - self.paper.mean) <= 2 * math.hypot(self.ours.sem, self.paper.sem)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A study as far as it has been run: the records of each cell's finished runs, and why others failed."""
+
+    study: Study
+    cells: tuple[Cell, ...]
+    records: Mapping[str, Record]
+    failures: tuple[str, ...] = ()
+
+    def of(self, cell: Cell) -> list[Record]:
+        """The finished runs of a cell."""
+        return [self.records[name] for name in cell.names if name in self.records]
+
+    @property
+    def found(self) -> list[Found]:
+        """Every number of the table that we or the paper have."""
+        out = []
+        for cell in self.cells:
+            runs = self.of(cell)
+            for name in self.study.measures:
+                paper = published(self.study.name, cell.dataset, cell.line.key, cell.column, name)
+                ours = measure(run["summary"][MEASURED[name]] for run in runs)
+                if ours is not None or paper is not None:
+                    out.append(Found(cell, name, ours, len(runs), paper))
+        return out
+
+
+class Recorder(Progress):
+    """Keeps what a method says of its clients in the paper's rounds."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._algorithm, self._folder, self._wanted = config.algorithm, folder, snapshots(config)
+
+    def round(self, state: State) -> None:
+        if state.round in self._wanted:
+            said = self._algorithm.inspect(self._algorithm.down(state.server), state.clients)
+            kept = {name: _digits(said[name].tolist()) for name in ("tau", "deviation") if name in said}
+            if kept:
+                checkpoints.replace(self._folder / f"snapshot-{state.round}.json", json.dumps(kept).encode())
+
+
+def snapshots(config: Config) -> tuple[int, ...]:
+    """The rounds of the paper's figures, as far as the run has them, and its last."""
+    return tuple(sorted({*(number for number in SNAPSHOTS if number < config.rounds), config.rounds}))
+
+
+def reproduce(
+    study: Study,
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    progress: Progress | None = None,
+    on_cell: Callable[[str, int, int], None] | None = None,
+    save: Callable[[Reproduction], None] = lambda _: None,
+) -> Reproduction:
+    """Runs what is not finished in ``out``, seed by seed, so that all of a table is there early.
+
+    ``save`` gets the study as it stands, at first, after each run and at the end. A run that diverges does not keep the
+    others from running. Ctrl-C ends with ``Interrupted``; the same call goes on from there.
+    """
+    progress = progress or Progress()
+    runs = [(cell, cell.names[i], cell.configs[i]) for i in range(_seeds(cells)) for cell in cells]
+    records = {name: record for _, name, config in runs if (record := finished(config, _file(out, name))) is not None}
+    missing = [run for run in runs if run[1] not in records]
+    failures: list[str] = []
+
+    def current() -> Reproduction:
+        return Reproduction(study, tuple(cells), dict(records), tuple(failures))
+
+    save(current())
+    for number, (cell, name, config) in enumerate(missing):
+        title = f"{cell.dataset}, {cell.heading}, {cell.line.title}, seed {config.seed}"
+        if on_cell is not None:
+            on_cell(title, number, len(missing))
+        try:
+            records[name] = run_one(config, _file(out, name), out / "unfinished" / name, progress)
+        except UserError as error:
+            progress.note(str(error))
+            failures.append(f"{title}: {error}")
+        save(current())
+    return current()
+
+
+def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Record:
+    """One run from its checkpoint, if there is one, to its file; its folder is not needed any more."""
+    resume = (folder / "checkpoint").exists()
+    result = train(config, out=folder, resume=resume, progress=Together(Recorder(config, folder), progress))
+    record = _record(config, result, folder)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    checkpoints.replace(file, (json.dumps(record) + "\n").encode())
+    shutil.rmtree(folder)
+    return record
+
+
+def finished(config: Config, file: Path) -> Record | None:
+    """A finished run's record, or None where there is none; a run of other settings there is an error.
+
+    One that was evaluated in more rounds than are asked for serves as well.
+    """
+    if not file.exists():
+        return None
+    try:
+        record: Record = json.loads(file.read_bytes())
+        was, now = flat(record["config"]), flat(config.dump())
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{file} is damaged: delete it, and it is run again.") from error
+    free = (FREE - {"rounds"}) | ({"eval_every"} if config.eval_every == 0 else set())
+    keys = sorted({*was, *now} - free)
+    differing = [f"{key} (was {was.get(key)!r}, now {now.get(key)!r})" for key in keys if was.get(key) != now.get(key)]
+    if differing == [f"eval_every (was 0, now {config.eval_every})"]:
+        return None  # the same run, but its course is wanted too
+    if differing:
+        raise UserError(
+            f"{file} is a run of other settings: {', '.join(differing)}. Delete it or choose another --out."
+        )
+    return record
+
+
+def partition_sizes(
+    settings: Sequence[DataSettings], draws: int, on_draw: Callable[[], None] = lambda: None
+) -> dict[int, list[int]]:
+    """The local data sizes of many random partitions of one data set, for each number of clients."""
+    source, found = load_source(settings[0]), {}
+    for one in settings:
+        sizes: list[int] = []
+        for seed in range(draws):
+            sizes += assemble(source, one, seed).sizes
+            on_draw()
+        found[one.clients] = sizes
+    return found
+
+
+def _record(config: Config, result: Result, folder: Path) -> Record:
+    """All that the tables and figures need of a run."""
+    rows = result.rows
+    taken = {}
+    for number in snapshots(config):
+        file = folder / f"snapshot-{number}.json"
+        if file.exists():
+            taken[str(number)] = json.loads(file.read_bytes())
+    settings = config.dump()
+    settings["data"].pop("root", None)  # where the data lies on this machine is nobody else's business
+    made = {"pfedvem": version("pfedvem"), "torch": version("torch"), "python": platform.python_version()}
+    return {
+        "config": settings,
+        "summary": result.summary,
+        "history": result.history,
+        "clients": {name: _digits(row[name] for row in rows) for name in KEPT if name in rows[0]},
+        "snapshots": taken,
+        "made_with": made,
+    }
+
+
+def _digits(values: Iterable[float | None]) -> list[float | None]:
+    """Numbers with six digits, which is more than they mean."""
+    return [value if value is None or isinstance(value, int) else float(f"{value:.6g}") for value in values]
+
+
+def _seeds(cells: Sequence[Cell]) -> int:
+    return len(cells[0].configs) if cells else 0
+
+
+def _file(out: Path, name: str) -> Path:
+    return out / "runs" / f"{name}.json"

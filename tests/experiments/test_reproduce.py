@@ -1,0 +1,265 @@
+"""The paper's tables and figures: which runs they are made of, what is kept of them, and how they are judged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfedvem import Progress, UserError
+from pfedvem.cli import main
+from pfedvem.data.settings import DataSettings
+from pfedvem.experiments import reproduce as module
+from pfedvem.experiments.compare import Measure
+from pfedvem.experiments.reproduce import Found, Reproduction, partition_sizes, reproduce, snapshots
+from pfedvem.experiments.studies import STUDIES, Cell, Study, grid, published, study
+from pfedvem.report.figures import running_mean
+from pfedvem.report.reproduction import agreement, table_csv, table_latex, table_markdown, write_reproduction
+from pfedvem.simulation.fit import Interrupted
+from pfedvem.simulation.rounds import State
+
+TINY = {"rounds": 2, "participation": 0.5, "executor": "vectorised", "data": {"train_samples": 200}}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PFEDVEM_CACHE", str(tmp_path / "cache"))
+
+
+def tiny(
+    name: str = "table1", methods: tuple[str, ...] = ("fedavg", "pfedvem"), seeds: int = 1
+) -> tuple[Study, list[Cell]]:
+    chosen = study(name, ["digits"], () if STUDIES[name].lines else methods, [4])
+    own = [f"{one}.epochs=1" for one in chosen.methods if one in ("fedavg", "local") and not chosen.lines]
+    return chosen, grid(chosen, seeds=seeds, flags=TINY, assignments=own)
+
+
+def no_training(*_: Any, **__: Any) -> Any:
+    raise AssertionError("nothing was to be trained")
+
+
+def test_every_number_of_the_papers_tables_has_its_cell() -> None:
+    for chosen in STUDIES.values():
+        if chosen.figure:
+            continue
+        for cell in grid(chosen, seeds=1):
+            numbers = [
+                published(chosen.name, cell.dataset, cell.line.key, cell.column, kind) for kind in chosen.measures
+            ]
+            assert any(number is not None for number in numbers), (chosen.name, cell.dataset, cell.line, cell.column)
+    assert published("table1", "cifar100", "pfedvem", "50", "pm") == Measure(61.0, 0.4)
+    assert published("table1", "fmnist", "fedavg", "200", "gm") == Measure(85.9, 0.2)
+    assert published("table1", "fmnist", "fedavg", "200", "pm") is None
+
+
+def test_what_is_the_same_run_in_two_studies_is_run_once() -> None:
+    def names(name: str) -> dict[str, Any]:
+        return {
+            n: c.dump() for cell in grid(STUDIES[name], seeds=2) for n, c in zip(cell.names, cell.configs, strict=True)
+        }
+
+    table = names("table1")
+    for other in ("ablation-uncertainty", "ablation-deviation", "limited-data", "small-clients", "fig-confidence"):
+        shared = names(other).keys() & table.keys()
+        assert shared, other
+        assert all(names(other)[name] == table[name] for name in shared)
+    assert names("ablation-deviation").keys() - table.keys() == {
+        f"cifar100-50{middle}-{seed}"
+        for middle in ("-equal-pfedvem", "-equal-pfedvem-deviation", "-pfedvem-deviation")
+        for seed in (0, 1)
+    }
+
+
+def test_the_ablations_change_what_they_say() -> None:
+    cells = {(cell.line.key, cell.column): cell.configs[0] for cell in grid(STUDIES["ablation-uncertainty"], seeds=1)}
+    assert cells["pfedvem", "homo"].data.subclasses_per_client == 5
+    assert cells["pfedvem", "hetero"].data.subclasses_per_client == 1
+    assert cells["pfedvem-uncertainty", "hetero"].algorithm.model_dump()["confidence"] == "uncertainty"
+    assert cells["pfedvem", "hetero"].algorithm.model_dump()["confidence"] == "both"
+    equal = {(cell.line.key, cell.column): cell.configs[0] for cell in grid(STUDIES["ablation-deviation"], seeds=1)}
+    assert equal["pfedvem-deviation", "equal"].data.sizes == "equal"
+    assert equal["pfedvem-deviation", "equal"].algorithm.model_dump()["confidence"] == "deviation"
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        ({"name": "table9"}, "There is no 'table9' in the paper; there are table1"),
+        ({"name": "ablation-deviation", "methods": ["fedavg"]}, "leave out --methods"),
+        ({"name": "fig-partition-sizes", "methods": ["fedavg"]}, "trains nothing"),
+        ({"name": "limited-data", "clients": [50, 100]}, "give one number of clients"),
+        ({"name": "table1", "methods": ["fedavgg"]}, "fedavgg"),
+    ],
+)
+def test_what_the_paper_does_not_have_is_refused(ask: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        study(**ask)
+
+
+def test_finished_runs_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, cells = tiny(seeds=2)
+    first = reproduce(chosen, cells, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(
+        n for c in cells for n in (f"{m}.json" for m in c.names)
+    )
+    assert list((tmp_path / "unfinished").iterdir()) == []
+    monkeypatch.setattr(module, "train", no_training)
+    again = reproduce(chosen, cells, tmp_path)
+    assert again.records == first.records
+    fewer = grid(study("table1", ["digits"], ["pfedvem"], [4]), seeds=1, flags=TINY)
+    assert reproduce(chosen, fewer, tmp_path).found[0].seeds == 1
+
+
+def test_a_record_tells_everything_but_where_the_data_lay(tmp_path: Path) -> None:
+    chosen, cells = tiny(methods=("pfedvem",))
+    found = reproduce(chosen, cells, tmp_path / "out")
+    (record,) = found.records.values()
+    assert "root" not in record["config"]["data"]
+    assert str(tmp_path) not in json.dumps(record)
+    assert record["summary"]["pm"] == record["history"][-1]["pm"]
+    assert len(record["clients"]["tau"]) == len(record["snapshots"]["2"]["tau"]) == 4
+    assert record["snapshots"]["2"]["tau"] == record["clients"]["tau"]
+
+
+def test_snapshots_are_taken_in_the_papers_rounds() -> None:
+    _, (cell,) = tiny(methods=("pfedvem",))
+    config = cell.configs[0]
+    assert snapshots(config.model_copy(update={"rounds": 100})) == (5, 30, 60, 100)
+    assert snapshots(config.model_copy(update={"rounds": 31})) == (5, 30, 31)
+
+
+def test_a_study_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    class Stop(Progress):
+        def round(self, state: State) -> None:
+            if state.round == 1:
+                raise KeyboardInterrupt
+
+    chosen, cells = tiny(methods=("pfedvem",))
+    straight = reproduce(chosen, cells, tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        reproduce(chosen, cells, tmp_path / "stopped", progress=Stop())
+    assert (tmp_path / "stopped" / "unfinished" / cells[0].names[0] / "checkpoint").is_dir()
+    resumed = reproduce(chosen, cells, tmp_path / "stopped")
+    for name, record in straight.records.items():
+        assert resumed.records[name]["clients"] == record["clients"]
+        assert resumed.records[name]["snapshots"] == record["snapshots"]
+
+
+def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    chosen, cells = tiny(methods=("fedavg",))
+    reproduce(chosen, cells, tmp_path)
+    other = grid(chosen, seeds=1, flags=TINY, assignments=["fedavg.epochs=2"])
+    with pytest.raises(UserError, match=r"algorithm.epochs \(was 1, now 2\)"):
+        reproduce(chosen, other, tmp_path)
+    (tmp_path / "runs" / f"{cells[0].names[0]}.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged: delete it"):
+        reproduce(chosen, cells, tmp_path)
+
+
+def test_a_run_that_was_evaluated_more_often_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, cells = tiny(methods=("fedavg",))
+    often = grid(chosen, seeds=1, flags={**TINY, "eval_every": 1}, assignments=["fedavg.epochs=1"])
+    reproduce(chosen, cells, tmp_path)
+    found = reproduce(chosen, often, tmp_path)
+    assert len(found.of(often[0])[0]["history"]) == 2
+    monkeypatch.setattr(module, "train", no_training)
+    assert len(reproduce(chosen, cells, tmp_path).of(cells[0])[0]["history"]) == 2
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    chosen = study("table1", ["digits"], ["fedavg", "pfedvem"], [4])
+    cells = grid(chosen, seeds=1, flags=TINY, assignments=["fedavg.lr=1e30"])
+    found = reproduce(chosen, cells, tmp_path)
+    assert list(found.records) == ["digits-4-pfedvem-0"]
+    assert "digits, 4 clients, FedAvg, seed 0: Training diverged" in found.failures[0]
+    assert found.failures[0] in table_markdown(found)
+
+
+def found_with(ours: Measure | None, paper: Measure | None) -> Found:
+    _, cells = tiny()
+    return Found(cells[0], "pm", ours, 2, paper)
+
+
+def test_agreement_is_two_joint_standard_errors() -> None:
+    assert found_with(Measure(90.0, 0.3), Measure(91.0, 0.4)).within  # 2 * 0.5
+    assert not found_with(Measure(89.9, 0.3), Measure(91.0, 0.4)).within
+    assert found_with(Measure(89.9, None), Measure(91.0, 0.4)).within is None
+    assert found_with(None, Measure(91.0, 0.4)).difference is None
+    ordered = [found_with(Measure(a, None), Measure(b, 0.1)) for a, b in ((1, 10), (2, 20), (3, 15))]
+    assert agreement(ordered) == pytest.approx(0.5)
+
+
+def test_tables_show_ours_beside_the_papers(tmp_path: Path) -> None:
+    chosen = study("table1", ["fmnist"], ["fedavg", "pfedme"], [100])
+    cells = grid(chosen, seeds=2)
+    scores = {"fedavg": (None, None, 85.0, 85.2), "pfedme": (91.0, 91.4, 80.0, 80.0)}
+    records = {
+        cell.names[i]: {
+            "summary": {"pm": scores[cell.line.key][i], "gm": scores[cell.line.key][2 + i], "seconds": 9, "rounds": 100}
+        }
+        for cell in cells
+        for i in (0, 1)
+    }
+    done = Reproduction(chosen, tuple(cells), records)
+    lines = list(csv.DictReader(io.StringIO(table_csv(done))))
+    fedavg = next(line for line in lines if line["method"] == "fedavg")
+    assert (fedavg["measure"], fedavg["ours"], fedavg["paper"], fedavg["within_2_sem"]) == (
+        "gm",
+        "85.1",
+        "85.4",
+        "true",
+    )
+    worse = next(line for line in lines if line["method"] == "pfedme" and line["measure"] == "gm")
+    assert (worse["difference"], worse["within_2_sem"]) == ("-4.4", "false")
+    markdown = table_markdown(done)
+    assert "| FedAvg | - | 85.1 ± 0.1 (85.4 ± 0.3; -0.3 =) |" in markdown
+    assert "| pFedMe | 91.2 ± 0.2 (91.4 ± 0.1; -0.2 =) | 80.0 ± 0.0 (84.4 ± 0.6; -4.4) |" in markdown
+    assert "2 of 3 numbers lie within 1.5 points" in markdown
+    assert r"\shortstack{$85.1 \pm 0.1$\\{\scriptsize $85.4 \pm 0.3$}}" in table_latex(done)
+    write_reproduction(done, tmp_path, "pfedvem reproduce table1")
+    card = json.loads((tmp_path / "reproduction.json").read_bytes())
+    assert all((tmp_path / one["file"]).is_file() for one in (*card["tables"], *card["figures"]))
+    assert (tmp_path / "table1-fmnist.pdf").is_file()
+
+
+@pytest.mark.parametrize("name", [name for name, one in STUDIES.items() if one.figure and one.methods])
+def test_every_figure_is_drawn_with_our_data(name: str, tmp_path: Path) -> None:
+    chosen, cells = tiny(name, methods=("local", "pfedvem") if name.startswith("fig-a") else ("pfedvem",), seeds=2)
+    write_reproduction(reproduce(chosen, cells, tmp_path), tmp_path / name, "")
+    card = json.loads((tmp_path / name / "reproduction.json").read_bytes())
+    (figure,) = card["figures"]
+    assert (tmp_path / name / figure["file"]).stat().st_size > 10_000
+
+
+def test_partitions_are_drawn_again_and_again() -> None:
+    settings = [DataSettings(dataset="digits", clients=clients) for clients in (5, 10)]
+    sizes = partition_sizes(settings, 3)
+    assert [len(sizes[clients]) for clients in (5, 10)] == [15, 30]
+    total = sum(sizes[5][:5])
+    assert all(sum(sizes[5][5 * i : 5 * i + 5]) == total for i in range(3))
+    assert sizes[5][:5] != sizes[5][5:10]
+
+
+def test_a_running_mean_of_a_line_stays_on_it() -> None:
+    import numpy as np
+
+    x = np.linspace(0, 10, 101)
+    grid_of, level = running_mean(x, 2 * x + 1)
+    inner = (grid_of > 3) & (grid_of < 7)
+    assert np.allclose(level[inner], 2 * grid_of[inner] + 1, atol=0.05)
+
+
+def test_the_whole_of_table_1_passes_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"pfedvem reproduce table1 --datasets digits --seeds 2 --rounds 10 --out {tmp_path}"
+    monkeypatch.setattr("sys.argv", words.split())
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    lines = list(csv.DictReader((tmp_path / "table1" / "table1.csv").open()))
+    numbers = {(line["method"], line["column"], line["measure"]): float(line["ours"]) for line in lines}
+    assert len({(method, column) for method, column, _ in numbers}) == 33
+    assert all(line["seeds"] == "2" for line in lines)
+    assert numbers["pfedvem", "5", "pm"] > 80
