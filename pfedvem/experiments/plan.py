@@ -54,7 +54,7 @@ class Plan:
 
     def trial(self, settings: Settings) -> Config:
         """The configuration of a trial."""
-        own: Settings = {"alone": False, "algorithm": settings}
+        own: Settings = {"alone": False, "keep_models": False, "algorithm": settings}
         if self.workers is not None and self.config.executor in ("auto", "processes"):
             own["workers"] = self.workers
         return load(flags=merged(self.config.dump(), own))

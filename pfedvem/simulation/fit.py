@@ -141,9 +141,9 @@ def fit(
             write_metrics(folder, latest)
 
     def stop(latest: State) -> bool:
-        if not latest.history or latest.history[-1]["round"] != latest.round:
+        if latest.measured is None:
             return False
-        answers = [callback(latest.history[-1]) for callback in callbacks]  # all of them hear it
+        answers = [callback(latest.measured) for callback in callbacks]  # all of them hear it
         return any(answers)
 
     try:
