@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-flower lint docs clean
+.PHONY: setup run test test-flower test-slow lint docs clean
 
 setup: $(STAMP)
 
@@ -17,6 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: setup
 	$(VENV)/bin/pfedvem run
+
+test-slow: setup
+	$(VENV)/bin/python -m pytest -m slow
 
 lint: setup
 	$(VENV)/bin/ruff check .

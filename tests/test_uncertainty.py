@@ -150,11 +150,15 @@ def test_the_scores_of_a_run_are_the_same_as_those_of_its_predictions() -> None:
     federation, model = blobs((30,)), small_network()
     setup = Setup(FedAvg(), model, federation, 0)
     test = federation.test_indices(0)
-    accuracy, nll, ece, brier = score(setup, tree.expand(model.initial, 1), test)
+    accuracy, nll, ece, brier, bins = score(setup, tree.expand(model.initial, 1), test)
     x, y = federation.test_samples(test)
     found = calibration(model.module(model.initial)(x).softmax(1).detach(), y, torch.zeros(len(y)))
     again = (found.accuracy, found.nll, found.ece, found.brier)
     assert again == pytest.approx((accuracy, nll, ece, brier), rel=1e-5)
+    assert bins[:, 0].tolist() == found.bins["samples"].tolist()
+    full = bins[:, 0] > 0
+    assert (bins[:, 2] / bins[:, 0])[full].tolist() == pytest.approx(found.bins["accuracy"][full.numpy()].tolist())
+    assert (bins[:, 1] / bins[:, 0])[full].tolist() == pytest.approx(found.bins["confidence"][full.numpy()].tolist())
 
 
 def test_predictions_are_judged_by_numbers_and_by_names() -> None:

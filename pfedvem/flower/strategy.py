@@ -31,7 +31,7 @@ from pfedvem.models import Model
 from pfedvem.rng import START, Rng, uploaders
 from pfedvem.simulation.results import Result
 from pfedvem.simulation.rounds import State, mean, number, plan, record
-from pfedvem.simulation.work import Job, Scores, Setup, perform
+from pfedvem.simulation.work import Job, Setup, perform
 
 # A weight this many times the median of a round's uploads is no weight: its site alone would make the result.
 OUTLIER = 1e6
@@ -313,8 +313,8 @@ class FederatedStrategy(Strategy):
             return values if math.isnan(value) else values.index_fill(0, torch.tensor([client]), value)
 
         seen = {name: put(values, f"seen.{name}") for name, values in state.clients.items()}
-        scores = Scores(**{name: put(values, f"pm.{name}") for name, values in tree.named(state.scores).items()})
-        return replace(state, clients=seen, scores=scores)
+        scores = {name: put(getattr(state.scores, name), f"pm.{name}") for name in wire.SCORES}
+        return replace(state, clients=seen, scores=replace(state.scores, **scores))
 
     @property
     def _prefix(self) -> str:

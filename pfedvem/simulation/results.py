@@ -24,7 +24,7 @@ from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import Executor, Vectorised
 from pfedvem.simulation.executors import executor as make_executor
 from pfedvem.simulation.rounds import State, mean, number
-from pfedvem.simulation.work import Job, Scores, Setup
+from pfedvem.simulation.work import Job, Scores, Setup, score_general
 from pfedvem.trained import ROUNDS, Personal, Trained, write_personal
 from pfedvem.uncertainty import SAMPLES, Calibration, Prediction, calibration, predictor
 
@@ -229,9 +229,9 @@ class Result:
         return folder
 
     def write(self, out: Path, *, models: bool = False, executor: str = "auto", workers: int | None = None) -> None:
-        """Writes metrics.jsonl, clients.csv, summary.json and model/ into a folder; with ``models`` the clients' too.
+        """Writes metrics.jsonl, clients.csv, calibration.json, summary.json and model/ into a folder.
 
-        These are trained by the executor of this name.
+        With ``models`` the clients' models as well, which the executor of this name trains.
         """
         write_metrics(out, self.state)
         table = io.StringIO()
@@ -240,6 +240,7 @@ class Result:
         writer.writeheader()
         writer.writerows(rows)
         checkpoints.replace(out / "clients.csv", table.getvalue().encode())
+        checkpoints.replace(out / "calibration.json", (json.dumps(self._reliability()) + "\n").encode())
         self.trained.write(out / "model", self._inspected())
         shutil.rmtree(out / "model" / "personal", ignore_errors=True)  # of fewer rounds
         if models and self.setup.algorithm.personalised:
@@ -251,6 +252,19 @@ class Result:
                 write_personal(out / "model", number, personal)
         # The summary comes last: where it is, everything is.
         checkpoints.replace(out / "summary.json", (json.dumps(self.summary, indent=2) + "\n").encode())
+
+    def _reliability(self) -> dict[str, dict[str, list[float | None]]]:
+        """For PM, all clients' predictions taken together, and GM: the bins of a reliability diagram."""
+        algorithm, found = self.setup.algorithm, {"pm": self.state.scores.bins.double().sum(0)}
+        general = algorithm.general(self.state.server) if algorithm.global_model else None
+        if general is not None:
+            found["gm"] = score_general(self.setup, general).bins.double()
+        out = {}
+        for name, bins in found.items():
+            count, sure, right = bins.unbind(1)
+            means = {"confidence": sure / count, "accuracy": right / count}  # nan where a bin is empty
+            out[name] = {"count": count.tolist(), **{key: [number(x) for x in v.tolist()] for key, v in means.items()}}
+        return {name: bins for name, bins in out.items() if any(bins["count"])}
 
     def _inspected(self) -> dict[str, Tensor]:
         algorithm = self.setup.algorithm

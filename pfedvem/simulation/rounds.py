@@ -250,8 +250,8 @@ def plan(setup: Setup, round: int, uploading: Iterable[int], tested: Iterable[in
 def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None]:
     """Tests the global model and averages the clients' scores; accuracies and calibration errors in percent."""
     general = setup.algorithm.general(server) if setup.algorithm.global_model else None
-    tested = score_general(setup, general) if general is not None else (math.nan,) * 4
-    return record([mean(values) for values in tree.leaves(scores)], tested)
+    tested = score_general(setup, general)[:4] if general is not None else (math.nan,) * 4
+    return record([mean(values) for values in scores.numbers], tested)
 
 
 def record(personal: Sequence[float], general: Sequence[float]) -> dict[str, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,22 +45,40 @@ class Job:
     take: bool = False
 
 
+class Score(NamedTuple):
+    """Accuracy, negative log-likelihood, expected calibration error and Brier score of one network, and its bins."""
+
+    accuracy: float
+    nll: float
+    ece: float
+    brier: float
+    bins: Tensor
+
+
 @dataclass(frozen=True)
 class Scores:
     """Accuracy (0 to 1), negative log-likelihood, expected calibration error (0 to 1) and Brier score (0 to 2).
 
-    A value a client, nan where there is no test data.
+    A value a client, nan where there is no test data. ``bins`` (C, bins, 3) has for each bin of the predicted
+    probability how many predictions lie in it, the sum of their probabilities, and how many are right.
     """
 
     accuracy: Tensor
     nll: Tensor
     ece: Tensor
     brier: Tensor
+    bins: Tensor
+
+    @property
+    def numbers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The scores that have one value a client."""
+        return self.accuracy, self.nll, self.ece, self.brier
 
     @staticmethod
     def unknown(clients: int) -> Scores:
         """Those of clients that are not tested yet."""
-        return Scores(*(torch.full((clients,), math.nan) for _ in range(4)))
+        accuracy, nll, ece, brier = torch.full((4, clients), math.nan)
+        return Scores(accuracy, nll, ece, brier, torch.zeros(clients, BINS, 3))
 
 
 @dataclass(frozen=True)
@@ -103,17 +121,18 @@ def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
 def score_clients(setup: Setup, personal: Params, clients: tuple[int, ...]) -> Scores:
     """Tests each personalised model on the test data of all that its client owns."""
     rows = [score(setup, tree.take(personal, [row]), setup.federation.test_indices(j)) for row, j in enumerate(clients)]
-    return Scores(*(torch.tensor(column) for column in zip(*rows, strict=True)))
+    accuracy, nll, ece, brier = torch.tensor([row[:4] for row in rows]).T
+    return Scores(accuracy, nll, ece, brier, torch.stack([row.bins for row in rows]))
 
 
-def score_general(setup: Setup, general: Params) -> tuple[float, float, float, float]:
+def score_general(setup: Setup, general: Params) -> Score:
     """Tests the global model on the complete test set."""
     one = tree.expand(tree.to(general, setup.device), 1)
     return score(setup, one, setup.federation.general_indices())
 
 
 @torch.no_grad()
-def score(setup: Setup, params: Params, test: Tensor) -> tuple[float, float, float, float]:
+def score(setup: Setup, params: Params, test: Tensor) -> Score:
     """Accuracy, mean NLL, expected calibration error and Brier score of one network (cohort of one) on these samples.
 
     The calibration error is the mean distance between how sure predictions are and how often they are right, over bins
@@ -121,18 +140,17 @@ def score(setup: Setup, params: Params, test: Tensor) -> tuple[float, float, flo
     the truth, summed over classes.
     """
     if len(test) == 0:
-        return math.nan, math.nan, math.nan, math.nan
-    correct, loss, squares, excess = 0.0, 0.0, 0.0, torch.zeros(BINS, dtype=torch.float64)
+        return Score(math.nan, math.nan, math.nan, math.nan, torch.zeros(BINS, 3))
+    loss, squares, bins = 0.0, 0.0, torch.zeros(BINS, 3, dtype=torch.float64)
     for part in test.split(FORWARD_BATCH):
         x, y = setup.federation.test_samples(part, setup.device)
         log_p = setup.model.log_probabilities(params, x.unsqueeze(0))[0]
         surest, guess = log_p.max(1)
         sure, right = surest.exp().double().cpu(), (guess == y).double().cpu()
         place = (sure.nan_to_num(0) * BINS).long().clamp(max=BINS - 1)
-        excess += torch.bincount(place, sure - right, minlength=BINS)
-        correct += float(right.sum())
+        bins.index_add_(0, place, torch.stack([torch.ones_like(sure), sure, right], 1))
         truth = log_p.gather(1, y.unsqueeze(1))
         loss -= float(truth.sum())
         squares += float(log_p.exp().square().sum() - 2 * truth.exp().sum()) + len(y)
-    n = len(test)
-    return correct / n, loss / n, float(excess.abs().sum()) / n, squares / n
+    n, (_, sure, right) = len(test), bins.unbind(1)
+    return Score(float(right.sum()) / n, loss / n, float((sure - right).abs().sum()) / n, squares / n, bins.float())

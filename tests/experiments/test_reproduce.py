@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pfedvem import Progress, UserError
+from pfedvem.algorithms import METHODS
 from pfedvem.cli import main
 from pfedvem.data.settings import DataSettings
 from pfedvem.experiments import reproduce as module
@@ -253,12 +254,24 @@ def test_a_running_mean_of_a_line_stays_on_it() -> None:
     assert np.allclose(level[inner], 2 * grid_of[inner] + 1, atol=0.05)
 
 
-def test_the_whole_of_table_1_passes_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = f"pfedvem reproduce table1 --datasets digits --seeds 2 --rounds 10 --out {tmp_path}"
-    monkeypatch.setattr("sys.argv", words.split())
+def table1(words: str, monkeypatch: pytest.MonkeyPatch, out: Path) -> list[dict[str, str]]:
+    """The lines of the first table after a command."""
+    monkeypatch.setattr("sys.argv", f"pfedvem reproduce table1 {words} --out {out}".split())
     with pytest.raises(SystemExit, match="0"):
         main()
-    lines = list(csv.DictReader((tmp_path / "table1" / "table1.csv").open()))
+    return list(csv.DictReader(io.StringIO((out / "table1" / "table1.csv").read_text())))
+
+
+def test_all_methods_pass_through_table_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = "--set train_samples=200 --clients 4 --executor vectorised"
+    lines = table1(f"--datasets digits --seeds 2 --rounds 2 {few}", monkeypatch, tmp_path)
+    assert {line["method"] for line in lines} == set(METHODS)
+    assert all(line["seeds"] == "2" and float(line["ours"]) > 0 for line in lines)
+
+
+@pytest.mark.slow
+def test_the_whole_of_table_1_passes_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = table1("--datasets digits --seeds 2 --rounds 10", monkeypatch, tmp_path)
     numbers = {(line["method"], line["column"], line["measure"]): float(line["ours"]) for line in lines}
     assert len({(method, column) for method, column, _ in numbers}) == 33
     assert all(line["seeds"] == "2" for line in lines)

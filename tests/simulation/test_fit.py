@@ -305,3 +305,14 @@ def test_a_checkpoint_of_a_version_with_fewer_scores_is_gone_on_from(
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         (path.parent / "manifest.json").write_text(json.dumps({**manifest, "sha256": digest}))
     assert train(model, federation, tmp_path, resume=True).summary["rounds"] == 6
+
+
+def test_the_reliability_diagram_holds_every_prediction(model: Model, federation: Federation, tmp_path: Path) -> None:
+    result = fit(PFedVEM(), model, federation, rounds=1, participation=1.0, out=tmp_path / "run", executor="vectorised")
+    found = json.loads((tmp_path / "run" / "calibration.json").read_bytes())
+    tested = sum(len(federation.test_indices(j)) for j in range(len(federation)))
+    assert sum(found["pm"]["count"]) == tested
+    gm = found["gm"]
+    pairs = [row for row in zip(gm["count"], gm["confidence"], gm["accuracy"], strict=True) if row[0]]
+    ece = sum(count * abs(sure - right) for count, sure, right in pairs) / sum(gm["count"])
+    assert 100 * ece == pytest.approx(result.history[-1]["gm_ece"], abs=0.02)

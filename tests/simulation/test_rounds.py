@@ -173,7 +173,7 @@ def test_the_calibration_error_is_the_distance_of_confidence_from_accuracy(feder
         network.bias.copy_(torch.tensor([0.8, 0.1, 0.1]).log())
     setup = Setup(FedAvg(), Model(network), federation, 0)
     test = torch.arange(len(federation.test))
-    accuracy, _, ece, _ = score(setup, tree.expand(setup.model.initial, 1), test)
+    accuracy, _, ece, _, _ = score(setup, tree.expand(setup.model.initial, 1), test)
     share = float((federation.test.y == 0).double().mean())
     assert accuracy == pytest.approx(share)
     assert ece == pytest.approx(abs(0.8 - share), abs=1e-6)
@@ -189,7 +189,7 @@ def test_errors_of_calibration_in_different_bins_do_not_cancel() -> None:
     x, y = torch.tensor([[sure], [unsure]] * 5), torch.tensor([1, 0] * 5)
     federation = Federation.from_clients([(x, y, x, y)], classes=("a", "b"))
     setup = Setup(FedAvg(), Model(network), federation, 0)
-    _, _, ece, _ = score(setup, tree.expand(setup.model.initial, 1), torch.arange(10))
+    _, _, ece, _, _ = score(setup, tree.expand(setup.model.initial, 1), torch.arange(10))
     assert ece == pytest.approx(0.65, abs=1e-6)
 
 
