@@ -185,7 +185,7 @@ class Site:
     def _scores(self, outcome: Outcome) -> dict[str, float]:
         if outcome.scores is None:
             return {}
-        return {f"pm.{name}": float(value) for name, value in tree.named(outcome.scores).items()}
+        return {f"pm.{name}": float(getattr(outcome.scores, name)) for name in wire.SCORES}
 
     def _inspect(self, down: Any, client: Any) -> dict[str, float]:
         """What there is to see of this client: numbers only, never what it keeps."""

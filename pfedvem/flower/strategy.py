@@ -340,7 +340,7 @@ class FederatedStrategy(Strategy):
         """The clients' mean scores; the global model's over all of their test samples."""
         table = torch.tensor(general, dtype=torch.float64).view(-1, len(wire.SCORES) + 1)
         tested = ((table[:, :-1] * table[:, -1:]).sum(0) / table[:, -1].sum()).tolist()
-        return record([mean(values) for values in tree.leaves(state.scores)], tested)
+        return record([mean(values) for values in state.scores.numbers], tested)
 
     def _taken_over(self, server: Any, arrays: ArrayRecord) -> Any:
         """The server with what Flower hands on in place of what was sent down."""
