@@ -226,8 +226,10 @@ def draw_partition_sizes(dataset: str, sizes: Mapping[int, Sequence[int]], draws
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axis = figure.subplots()
     limit = float(np.quantile(np.concatenate([np.array(v) for v in sizes.values()]), 0.995))
+    # A client has about as much of each label or subclass that it owns, so its size is a multiple of their number.
+    width = 20 * max(1, round(limit / 800))
+    edges = np.arange(0, limit + width, width).tolist()
     for i, (clients, values) in enumerate(sizes.items()):
-        edges = np.linspace(0, limit, 60).tolist()
         axis.hist(values, edges, density=True, histtype="stepfilled", color=COLOURS[i], alpha=0.18)
         axis.hist(values, edges, density=True, histtype="step", color=COLOURS[i], lw=1.5, label=f"{clients} clients")
     axis.set_xlabel("a client's training samples")
