@@ -263,3 +263,16 @@ def test_the_public_names_are_there_and_nothing_else() -> None:
     assert set(pfedvem.__all__) <= set(dir(pfedvem))
     with pytest.raises(AttributeError, match="module 'pfedvem' has no attribute 'nothing'"):
         _ = pfedvem.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_command_needs_no_words_besides_its_name(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reached(Exception):
+        pass
+
+    def reached(*_: Any, **__: Any) -> None:
+        raise Reached
+
+    monkeypatch.setattr(f"pfedvem.experiments.{command}.{command}", reached)
+    with pytest.raises(Reached):
+        call(command)

@@ -53,8 +53,8 @@ class Logging(TyperCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = []
-        for word, following in zip(args, [*args[1:], "-"], strict=True):
-            alone = word in ("--tensorboard", "--mlflow") and following.startswith("-")
+        for place, word in enumerate(args, 1):
+            alone = word in ("--tensorboard", "--mlflow") and (place == len(args) or args[place].startswith("-"))
             words.append(f"{word}=" if alone else word)
         return super().parse_args(ctx, words)
 
