@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pfedvem.algorithms import FedAvg, Local, PFedVEM
     from pfedvem.data import DataSettings, Federation, from_arrays, load_federation
     from pfedvem.errors import UserError
+    from pfedvem.guard import Guard
     from pfedvem.models import Model
     from pfedvem.simulation.fit import fit
     from pfedvem.simulation.results import Result
@@ -21,6 +22,7 @@ else:
         "pfedvem.algorithms": ("FedAvg", "Local", "PFedVEM"),
         "pfedvem.data": ("DataSettings", "Federation", "from_arrays", "load_federation"),
         "pfedvem.errors": ("UserError",),
+        "pfedvem.guard": ("Guard",),
         "pfedvem.models": ("Model",),
         "pfedvem.simulation.fit": ("fit",),
         "pfedvem.simulation.results": ("Result",),
@@ -44,6 +46,7 @@ __all__ = [
     "DataSettings",
     "FedAvg",
     "Federation",
+    "Guard",
     "Local",
     "Model",
     "PFedVEM",

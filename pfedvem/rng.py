@@ -53,14 +53,15 @@ class Rng:
     """The randomness of a cohort of clients in one round. Numbers are drawn on the CPU, so no device changes them."""
 
     def __init__(self, seed: int, round: int, clients: Sequence[int], device: str = "cpu") -> None:
-        self._seed, self._round, self._clients, self._device = seed, round, tuple(clients), device
+        self.clients = tuple(clients)
+        self._seed, self._round, self._device = seed, round, device
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self.clients)
 
     def stream(self, purpose: str) -> Stream:
         """Starts the stream of a purpose; asking twice for the same purpose gives the same numbers."""
-        streams = [generator(self._seed, purpose, round=self._round, client=j) for j in self._clients]
+        streams = [generator(self._seed, purpose, round=self._round, client=j) for j in self.clients]
         return Stream(streams, self._device)
 
 

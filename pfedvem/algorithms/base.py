@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pfedvem import tree
 from pfedvem.data.federation import ClientData
+from pfedvem.errors import UserError
 from pfedvem.models import Model, Params, Posterior
 from pfedvem.rng import Rng
 from pfedvem.solvers import Batch, count, minibatches, sgd
@@ -62,6 +63,10 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     """Whether the PM is all in what the client keeps, so that it is there without further training."""
     sends_changes: ClassVar[bool] = False
     """Whether an upload is a change of what was sent down, rather than that itself, trained."""
+    merges_alike: ClassVar[bool] = True
+    """Whether each array of the uploads is merged over all of them alike, rather than in groups."""
+    claims: ClassVar[frozenset[str]] = frozenset({"n"})
+    """The numbers that uploads are weighed by, as clients say them of themselves."""
     default_rounds: ClassVar[int | None] = None
     """The number of rounds that the method needs by its nature, where it has one."""
 
@@ -95,6 +100,20 @@ class Algorithm(BaseModel, ABC, Generic[Server, Client, Down, Carry, Up]):
     @abstractmethod
     def merge(self, server: Server, ups: Up) -> Server:
         """Aggregation of the uploads, stacked along the client dimension in any order."""
+
+    def bounds(self, down: Down, ups: Up) -> dict[str, Tensor]:
+        """The most (C,) that each claim can credibly be, by what else is known of the uploads; not for n."""
+        return {}
+
+    def before(self, down: Down, ups: Up) -> dict[str, Tensor]:
+        """What the arrays of uploads were before local training, by name; with or without a client dimension."""
+        arrays = {name: leaf for name, leaf in tree.named(ups).items() if name not in self.claims}
+        if self.sends_changes:
+            return {name: leaf.new_zeros(()) for name, leaf in arrays.items()}
+        sent = tree.leaves(down)
+        if sent and [leaf.shape for leaf in sent] != [leaf.shape[1:] for leaf in arrays.values()]:
+            raise UserError(f"{self.title} does not say what its uploads were before training: it needs `before`.")
+        return dict(zip(arrays, sent, strict=False))
 
     def personal(
         self, model: Model, down: Down, client: Client, carry: Carry | None, data: ClientData, rng: Rng

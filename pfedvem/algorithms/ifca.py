@@ -54,6 +54,7 @@ class IFCA(LocalTraining, Averaging, Algorithm[Server, Tensor, Server, None, Up]
     sends: ClassVar[str] = "the whole network and its cluster"
     global_model: ClassVar[bool] = False
     personal_after_merge: ClassVar[bool] = True
+    merges_alike: ClassVar[bool] = False
 
     clusters: int = Field(default=2, ge=1, description="number of clusters (k)")
 
@@ -84,6 +85,10 @@ class IFCA(LocalTraining, Averaging, Algorithm[Server, Tensor, Server, None, Up]
         start = Params(tree.expand(down.theta, len(rng)), down.heads[cluster])
         params = self.train(model, start, data, rng)
         return Up(params, F.one_hot(cluster, self.clusters).float(), data.n), client, None
+
+    def before(self, down: Server, ups: Up) -> dict[str, Tensor]:
+        sent = Params(down.theta, down.heads[ups.cluster.argmax(1)])
+        return tree.named({"params": sent})
 
     def merge(self, server: Server, ups: Up) -> Server:
         weights = self.weigh(ups.n)

@@ -27,6 +27,9 @@ from pfedvem.models import Model, Params, Posterior, Theta, apply_head
 from pfedvem.rng import Rng
 from pfedvem.solvers import Batch, as_batch, count, minibatches, sgd
 
+# How much more confident than most a client may be, and than its distance from w allows (docs/security.md).
+CREDIBLE = 4.0
+
 
 @dataclass(frozen=True)
 class Server:
@@ -70,6 +73,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     reference: ClassVar[str] = "Zhu et al., CVPR 2023"
     keeps: ClassVar[str] = "a Gaussian over its head (mu, sigma)"
     sends: ClassVar[str] = "mu, confidence tau and the base"
+    claims: ClassVar[frozenset[str]] = frozenset({"n", "tau"})
 
     lr_head: float = Field(default=1e-3, gt=0, description="learning rate of mu and sigma (eta)")
     lr_base: float = Field(default=1e-3, gt=0, description="learning rate of the base")
@@ -133,6 +137,18 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
 
     def merge(self, server: Server, ups: Up) -> Server:
         return Server(tree.weighted_mean(ups.mu, ups.tau), tree.weighted_mean(ups.theta, ups.n))
+
+    def bounds(self, down: Server, ups: Up) -> dict[str, Tensor]:
+        """A confidence is credible where others have nearly as much, and where the head that was sent is near w.
+
+        tau_j <= d / |mu_j - w|^2 holds exactly for the mu_j that tau_j was computed from, which is that before
+        training; the factor leaves room for the mean to have moved since.
+        """
+        limit = CREDIBLE * ups.tau.median().expand_as(ups.tau)
+        if self.confidence != "uncertainty":  # whose tau has no deviation in it
+            distance = (ups.mu - down.w).square().flatten(1).sum(1)
+            limit = limit.minimum(CREDIBLE * down.w.numel() / distance)
+        return {"tau": limit}
 
     def personal(
         self, model: Model, down: Server, client: Client, carry: Carry | None, data: ClientData, rng: Rng

@@ -17,6 +17,7 @@ from pfedvem.algorithms import METHODS, AnyAlgorithm, method
 from pfedvem.data.settings import DataSettings
 from pfedvem.errors import UserError
 from pfedvem.experiments.presets import preset
+from pfedvem.guard import Guard
 from pfedvem.models import NETWORKS
 
 Tree = dict[str, Any]
@@ -68,6 +69,7 @@ class Config(BaseModel):
     )
     device: Literal["cpu", "cuda", "mps"] = Field(default="cpu", description="where tensors are computed")
     data: DataSettings
+    guard: Guard = Field(default=Guard(), description="how far the server trusts uploads")
     algorithm: SerializeAsAny[SkipValidation[AnyAlgorithm]]
 
     @model_validator(mode="after")
@@ -101,7 +103,10 @@ def load(file: Path | None = None, flags: Tree | None = None, assignments: Itera
         tree = merged(tree, layer)
     data = _checked(DataSettings, tree.get("data", {}), "data.")
     tree = merged(preset(data.dataset, chosen), tree)
-    return _checked(Config, {**tree, "data": data, "algorithm": _checked(chosen, tree["algorithm"], "algorithm.")})
+    guard = _checked(Guard, tree.get("guard", {}), "guard.")
+    algorithm = _checked(chosen, tree["algorithm"], "algorithm.")
+    guard.check(algorithm)
+    return _checked(Config, {**tree, "data": data, "guard": guard, "algorithm": algorithm})
 
 
 def merged(below: Tree, above: Tree) -> Tree:
@@ -168,8 +173,9 @@ def read(file: Path) -> Tree:
 
 def _sections(chosen: type[AnyAlgorithm]) -> Sections:
     """The keys that exist: of the tree itself and of its sections."""
-    top = [key for key in Config.model_fields if key not in ("data", "algorithm")]
-    return {"": top, "data": list(DataSettings.model_fields), "algorithm": list(chosen.model_fields)}
+    nested = {"data": list(DataSettings.model_fields), "guard": list(Guard.model_fields)}
+    nested["algorithm"] = list(chosen.model_fields)
+    return {"": [key for key in Config.model_fields if key not in nested], **nested}
 
 
 def _refuse_unknown(tree: Tree, sections: Sections, chosen: type[AnyAlgorithm]) -> None:
@@ -185,7 +191,7 @@ def _refuse_unknown(tree: Tree, sections: Sections, chosen: type[AnyAlgorithm]) 
         elif key not in sections[""]:
             if not isinstance(value, Mapping):
                 raise _unknown("", key, sections, chosen)
-            near = max(("data", "algorithm"), key=partial(_likeness, key))
+            near = max((name for name in sections if name), key=partial(_likeness, key))
             raise UserError(f"There is no section {key!r}; the nearest is {near!r}.")
 
 
@@ -193,7 +199,7 @@ def _unknown(section: str, name: str, sections: Sections, chosen: type[AnyAlgori
     """The error for a key that does not exist, with the nearest that does."""
     problem = f"There is no setting {_dotted(section, name)!r}"
     owners = [other for other, cls in METHODS.items() if name in cls.model_fields]
-    if owners and section != "data" and name not in chosen.model_fields:
+    if owners and section in ("", "algorithm") and name not in chosen.model_fields:
         section, problem = "algorithm", f"{name!r} is a setting of {', '.join(owners)}, not of {chosen.name}"
     known = [(home, other) for home, names in sections.items() for other in names]
     # Of keys that are about as near, one in the section that was named is meant.

@@ -69,6 +69,7 @@ def train(
         train=config.train,
         eval_clients=config.eval_clients,
         keep_models=config.keep_models,
+        guard=config.guard,
         settings=config.dump(),
         progress=progress,
     )

@@ -24,6 +24,7 @@ from pfedvem.flower.settings import FREE, Network, Settings
 from pfedvem.flower.sites import Status
 from pfedvem.flower.strategy import FederatedStrategy
 from pfedvem.flower.watch import STATUS
+from pfedvem.guard import Counts
 from pfedvem.models import Model
 from pfedvem.rng import SERVER, START, Rng
 from pfedvem.simulation import checkpoints
@@ -113,7 +114,7 @@ def start(settings: Settings, model: Model) -> State:
     seen = algorithm.inspect(down, algorithm.client_init(model, down, Rng(settings.seed, START, [0])))
     unknown = torch.full((everyone,), math.nan)
     numbers = {name: unknown.clone() for name, value in seen.items() if value.shape == (1,)}
-    return State(0, server, numbers, Scores.unknown(everyone), (), 0.0)
+    return State(0, server, numbers, Scores.unknown(everyone), (), 0.0, Counts.none(everyone))
 
 
 def _identity(settings: Settings, model: Model) -> dict[str, Any]:

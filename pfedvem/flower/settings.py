@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, SkipValidation, ValidationError
@@ -12,17 +12,19 @@ from torch import nn
 from pfedvem.algorithms import AnyAlgorithm, method
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import explain
+from pfedvem.guard import Guard
 from pfedvem.models import Model
 from pfedvem.rng import generator
 
 Network = Callable[[], nn.Module]
+M = TypeVar("M", bound=BaseModel)
 
 # They say where, how long and how patiently a run goes on, not what it computes: they may change when it does.
 FREE = {"rounds", "out", "min_sites", "min_replies", "wait", "round_timeout"}
 
 
 class Settings(BaseModel):
-    """The settings of a federation of sites; the method's own are ``algorithm.NAME``."""
+    """The settings of a federation of sites; the method's own are ``algorithm.NAME``, the guard's ``guard.NAME``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -38,23 +40,23 @@ class Settings(BaseModel):
     wait: float = Field(default=300.0, gt=0, description="seconds to wait for the sites that a round needs")
     round_timeout: float = Field(default=600.0, gt=0, description="seconds to wait for the replies of a round")
     out: str = Field(default="runs/flower", description="the folder, at the server, of the run's files")
+    guard: Guard = Field(default=Guard(), description="how far the server trusts uploads")
     algorithm: SerializeAsAny[SkipValidation[AnyAlgorithm]]
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """The settings of a run configuration, whose keys may be written with dashes."""
         flat = {key.replace("-", "_"): value for key, value in values.items()}
-        own = {key: value for key, value in flat.items() if not key.startswith("algorithm.")}
+
+        def section(prefix: str) -> dict[str, Any]:
+            return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
+
+        own = {key: value for key, value in flat.items() if not key.startswith(("algorithm.", "guard."))}
         chosen = method(str(own.get("method", cls.model_fields["method"].default)))
-        hyper = {key.removeprefix("algorithm."): value for key, value in flat.items() if key not in own}
-        try:
-            algorithm = chosen.model_validate(hyper)
-        except ValidationError as error:
-            raise UserError(_explained(error, chosen, "algorithm.")) from error
-        try:
-            return cls(**own, algorithm=algorithm)
-        except ValidationError as error:
-            raise UserError(_explained(error, cls)) from error
+        algorithm = _checked(chosen, section("algorithm."), "algorithm.")
+        guard = _checked(Guard, section("guard."), "guard.")
+        guard.check(algorithm)
+        return _checked(cls, {**own, "guard": guard, "algorithm": algorithm})
 
     def dump(self) -> dict[str, Any]:
         """The settings as plain values, as config.toml has them."""
@@ -65,6 +67,14 @@ class Settings(BaseModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(self.seed, "network").integers(2**63)))
             return Model(network())
+
+
+def _checked(cls: type[M], values: Mapping[str, Any], prefix: str = "") -> M:
+    """An object of these values, or what is wrong with them as sentences."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_explained(error, cls, prefix)) from error
 
 
 def _explained(error: ValidationError, cls: type[BaseModel], prefix: str = "") -> str:

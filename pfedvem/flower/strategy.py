@@ -6,6 +6,7 @@ A reply that is late, failed, doubled or malformed is counted, named by its site
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -27,14 +28,13 @@ from pfedvem.errors import UserError
 from pfedvem.flower import wire
 from pfedvem.flower.settings import Settings
 from pfedvem.flower.sites import Deployed, Known, Sites, SiteStatus, Status
+from pfedvem.guard import admit
 from pfedvem.models import Model
 from pfedvem.rng import START, Rng, uploaders
 from pfedvem.simulation.results import Result
 from pfedvem.simulation.rounds import State, mean, number, plan, record
 from pfedvem.simulation.work import Job, Setup, perform
 
-# A weight this many times the median of a round's uploads is no weight: its site alone would make the result.
-OUTLIER = 1e6
 HELLO = 30.0  # seconds for a node to say who it is
 
 
@@ -118,15 +118,9 @@ class FederatedStrategy(Strategy):
                 f"Round {state.round + 1} has {self._replies} usable replies of {len(self._asked)} where "
                 f"min-replies is {self.settings.min_replies}; run again to go on after round {state.round}."
             )
-        ups = self._without_outliers(ups)
-        self._uploads = len(ups)
-        server = state.server
-        if ups:
-            server = self.settings.algorithm.merge(server, tree.cat([ups[client] for client in sorted(ups)]))
-        else:
-            self._note("there was no upload to merge; what the server keeps stays as it is.")
-        self._merged = replace(state, server=server)
-        return wire.pack(self.settings.algorithm.down(server)), None
+        state = self._merge(state, ups)
+        self._merged = state
+        return wire.pack(self.settings.algorithm.down(state.server)), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -290,20 +284,21 @@ class FederatedStrategy(Strategy):
         assert self._layout is not None
         return self._layout.read(wire.arrays(records, wire.UP), wire.numbers(records))
 
-    def _without_outliers(self, ups: dict[int, Any]) -> dict[int, Any]:
-        """The uploads without those whose weight would leave nothing of all others."""
-        assert self._layout is not None
-        kept = dict(ups)
-        for column, name in enumerate(self._layout.names):
-            if name not in wire.WEIGHTS or not ups:
-                continue
-            values = {client: float(tree.leaves(up)[column]) for client, up in ups.items()}
-            middle = sorted(values.values())[(len(values) - 1) // 2]
-            for client, value in values.items():
-                if value > OUTLIER * middle and kept.pop(client, None) is not None:
-                    what = f"its upload was left out: its {name.removeprefix('up.')} is {value:g}"
-                    self._fault(self._name(client), what)
-        return kept
+    def _merge(self, state: State, ups: dict[int, Any]) -> State:
+        """The state with the uploads merged that pass the guard."""
+        algorithm, clients, self._uploads = self.settings.algorithm, sorted(ups), 0
+        if ups:
+            typical = statistics.median(site.n for site in self.met.values())
+            stacked = tree.cat([ups[client] for client in clients])
+            found = admit(self.settings.guard, algorithm, algorithm.down(state.server), stacked, typical)
+            state = replace(state, counts=state.counts.plus(clients, found.counts))
+            for row, text in found.notes.items():
+                self._fault(self._name(clients[row]), f"its upload {text}")
+            self._uploads = len(found.rows)
+            if found.rows:
+                return replace(state, server=algorithm.merge(state.server, found.ups))
+        self._note("there was no upload to merge; what the server keeps stays as it is.")
+        return state
 
     def _noted(self, state: State, client: int, numbers: Mapping[str, Any]) -> State:
         """The state with what a site says of itself."""

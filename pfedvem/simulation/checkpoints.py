@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pfedvem import tree
 from pfedvem.errors import UserError
+from pfedvem.guard import Counts
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Scores
 
@@ -35,6 +36,7 @@ class _Tensors:
     server: Any
     clients: Any
     scores: Scores
+    counts: Counts
 
 
 class Damaged(Exception):
@@ -48,7 +50,7 @@ def save(folder: Path, state: State, identity: Mapping[str, Any]) -> None:
     partial = folder / f".partial-{state.round:05d}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    tensors = tree.named(_Tensors(state.server, state.clients, state.scores))
+    tensors = tree.named(_Tensors(state.server, state.clients, state.scores, state.counts))
     manifest = {
         "format": FORMAT,
         "round": state.round,
@@ -143,9 +145,9 @@ def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: 
 
 
 def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
-    template = _Tensors(like.server, None, like.scores)
+    template = _Tensors(like.server, None, like.scores, like.counts)
     with safetensors.safe_open(file, framework="pt") as stored:
-        # A score that an earlier version did not know is not known here either.
+        # A score or a count that an earlier version did not know is not known here either.
         known = set(stored.keys())
         leaves = tree.named(template).items()
         value = tree.rebuild(template, [stored.get_tensor(name) if name in known else leaf for name, leaf in leaves])
@@ -154,7 +156,9 @@ def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
             for begin in range(0, len(leaf), step):
                 leaf[begin : begin + step] = rows[begin : begin + step]
     history = tuple(manifest["history"])
-    return State(manifest["round"], value.server, like.clients, value.scores, history, manifest["seconds"])
+    return State(
+        manifest["round"], value.server, like.clients, value.scores, history, manifest["seconds"], value.counts
+    )
 
 
 def write(path: Path, content: bytes) -> None:

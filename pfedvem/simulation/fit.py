@@ -15,6 +15,7 @@ from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.algorithms.local import Local
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
+from pfedvem.guard import TRUST, Guard
 from pfedvem.models import Model
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import executor as make_executor
@@ -61,6 +62,7 @@ def fit(
     train: str = "all",
     eval_clients: int | None = None,
     keep_models: bool = False,
+    guard: Guard = TRUST,
     callbacks: Sequence[Callback] = (),
     settings: Mapping[str, Any] | None = None,
     progress: Progress | bool = False,
@@ -84,6 +86,7 @@ def fit(
         eval_clients: how many clients are tested, always the same ones; by default all.
         train: who trains in a round: ``all`` clients, as in the paper, or only the ``uploaders``.
         keep_models: also write every client's personalised model into ``out``, for ``load`` and ``pfedvem predict``.
+        guard: how far uploads are trusted, such as ``Guard(merge="median")``; by default their weights are bounded.
         callbacks: hear the record of each evaluated round; one that returns True ends the training there.
         settings: what the run was configured with, to be saved as config.toml; by default these arguments.
         progress: True shows a bar, in a terminal or a notebook; or what else is to hear how the run goes on.
@@ -109,7 +112,8 @@ def fit(
     require(device)
     if isinstance(progress, bool):
         progress = TextBar() if progress else Progress()
-    setup = Setup(algorithm, model, federation, seed, device)
+    guard.check(algorithm)
+    setup = Setup(algorithm, model, federation, seed, device, guard)
     folder = Path(out) if out is not None else None
     # Where clients keep more than fits in memory, it lies beside the run's files.
     beside = next((place for place in (folder, *folder.parents) if place.is_dir()), None) if folder else None
@@ -122,6 +126,7 @@ def fit(
         "seed": seed,
         "eval_every": eval_every,
         "train": train,
+        "guard": guard.model_dump(exclude_none=True),
         "algorithm": algorithm.model_dump(mode="json"),
     }
     identity = _identity(saved, setup)

@@ -108,6 +108,7 @@ class Result:
                 "pm_nll": number(float(scores.nll[j])),
                 "pm_ece": number(100 * float(scores.ece[j])),
                 "pm_brier": number(float(scores.brier[j])),
+                **{name: int(values[j]) for name, values in vars(self.state.counts).items()},
                 **{name: float(values[j]) for name, values in seen.items()},
             }
             if self.alone is not None:
@@ -118,12 +119,14 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """What a user should know about the training."""
+        said = self.state.counts.warnings()
         discarded = self._inspected().get("discarded")
         if discarded is None or not bool(discarded.any()):
-            return []
+            return said
         count, total = int((discarded > 0).sum()), int(discarded.sum())
         return [
-            f"{count} clients overflowed in training ({total} times) and kept what they had; try a smaller lr_head."
+            f"{count} clients overflowed in training ({total} times) and kept what they had; try a smaller lr_head.",
+            *said,
         ]
 
     # Models

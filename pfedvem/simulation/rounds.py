@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from pfedvem import tree
 from pfedvem.errors import UserError
+from pfedvem.guard import Counts, admit
 from pfedvem.rng import SERVER, START, Rng, generator, uploaders
 from pfedvem.simulation.executors import Executor
 from pfedvem.simulation.store import stacked, uninterrupted
@@ -26,7 +27,8 @@ from pfedvem.simulation.work import Job, Outcome, Scores, Setup, score_general
 class State:
     """Everything that a run is after some rounds; the whole of a checkpoint.
 
-    ``scores`` are those of the last evaluated round and ``history`` has a record for each evaluated round.
+    ``scores`` are those of the last evaluated round, ``history`` has a record for each evaluated round, and ``counts``
+    says what the guard had to do with each client's uploads.
     """
 
     round: int
@@ -35,6 +37,7 @@ class State:
     scores: Scores
     history: tuple[dict[str, float | None], ...]
     seconds: float
+    counts: Counts
 
     @property
     def measured(self) -> dict[str, float | None] | None:
@@ -122,7 +125,7 @@ def start(setup: Setup, folder: Path | None = None) -> State:
         return setup.algorithm.client_init(setup.model, server, Rng(setup.seed, START, rows))
 
     kept = stacked(make, clients, folder)
-    return State(0, server, kept, Scores.unknown(clients), (), 0.0)
+    return State(0, server, kept, Scores.unknown(clients), (), 0.0, Counts.none(clients))
 
 
 def simulate(
@@ -207,7 +210,7 @@ def play(
 
     visited = [j for outcome in outcomes for j in outcome.job.clients]
     rows = tree.cat([outcome.client for outcome in outcomes])
-    server = algorithm.merge(state.server, finite_uploads(setup, outcomes, state.round + 1, progress))
+    server, counts = merged(setup, state, outcomes, progress)
     if personal and algorithm.personal_after_merge:
         test = Job(state.round, tuple(personal), evaluate=True, train=False)
         clients = tree.put(state.clients, visited, rows)
@@ -220,7 +223,7 @@ def play(
     seconds = state.seconds + time.perf_counter() - began
     if measured is not None:
         history = (*history, {"round": state.round + 1, **measured, "seconds": round(seconds, 3)})
-    return Changes(visited, rows, State(state.round + 1, server, None, scores, history, seconds))
+    return Changes(visited, rows, State(state.round + 1, server, None, scores, history, seconds, counts))
 
 
 def perform_all(executor: Executor, down: Any, clients: Any, jobs: list[Job], progress: Progress) -> list[Outcome]:
@@ -262,27 +265,25 @@ def record(personal: Sequence[float], general: Sequence[float]) -> dict[str, flo
     return {name: number(value) for name, value in values.items()}
 
 
-def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: Progress) -> Any:
-    """The uploads that can be merged: one that has overflowed would spoil the server for good, and is left out."""
+def merged(setup: Setup, state: State, outcomes: list[Outcome], progress: Progress) -> tuple[Any, Counts]:
+    """The server after the uploads that pass the guard, and the guard's counts; what is new is said."""
     uploads = [outcome for outcome in outcomes if outcome.job.upload]
     clients = [j for outcome in uploads for j in outcome.job.clients]
+    algorithm, number = setup.algorithm, state.round + 1
+    typical = statistics.median(setup.federation.sizes)
     ups = tree.cat([outcome.up for outcome in uploads])
-    finite = torch.stack([finite_rows(leaf) for leaf in tree.leaves(ups)]).all(0).tolist()
-    rows = [row for row, fine in enumerate(finite) if fine]
-    if not rows:
-        raise UserError(f"Training diverged in round {round}: every upload overflowed. Try a smaller learning rate.")
-    for j in sorted(j for j, fine in zip(clients, finite, strict=True) if not fine):
-        name = setup.federation.shards[j].id
-        progress.note(f"Round {round}: the upload of client {name} has overflowed and was left out.")
-    return ups if len(rows) == len(clients) else tree.take(ups, rows)
-
-
-def finite_rows(leaf: Tensor) -> Tensor:
-    """Which rows have only finite numbers, (C,). A row whose sum is finite has; the others are looked at in full."""
-    rows = leaf.unsqueeze(1).flatten(1)
-    finite = rows.sum(1).isfinite()
-    finite[~finite] = rows[~finite].isfinite().all(1)
-    return finite
+    found = admit(setup.guard, algorithm, algorithm.down(state.server), ups, typical)
+    counts = state.counts.plus(clients, found.counts)
+    if not found.rows and counts.diverged:
+        raise UserError(f"Training diverged in round {number}: every upload overflowed. Try a smaller learning rate.")
+    for row, text in sorted(found.notes.items(), key=lambda item: clients[item[0]]):
+        j = clients[row]
+        if state.counts.unsuspected(j):  # said once; counted every time
+            progress.note(f"Round {number}: the upload of client {setup.federation.shards[j].id} {text}.")
+    if not found.rows:
+        progress.note(f"Round {number}: there was no upload to merge; what the server keeps stays as it is.")
+        return state.server, counts
+    return algorithm.merge(state.server, found.ups), counts
 
 
 def mean(values: Tensor) -> float:

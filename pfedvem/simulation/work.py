@@ -12,6 +12,7 @@ from torch import Tensor
 from pfedvem import tree
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.data.federation import Federation
+from pfedvem.guard import TRUST, Guard
 from pfedvem.models import FORWARD_BATCH, Model, Params, Posterior
 from pfedvem.rng import Rng
 
@@ -27,6 +28,7 @@ class Setup:
     federation: Federation
     seed: int
     device: str = "cpu"
+    guard: Guard = TRUST
 
 
 @dataclass(frozen=True)

@@ -97,14 +97,13 @@ def without(record: str) -> Change:
         (with_array("w", lambda w: w * np.nan), "its reply was left out: its array 'w' is not finite"),
         (with_array("w", lambda w: w[:, :-1]), "its reply was left out: its array 'w' has shape (3, 5), not (3, 6)"),
         (with_array("w", lambda w: w.astype(np.int64)), "its reply was left out: its array 'w' is of type"),
-        (with_number("up.tau", 1e30), "its upload was left out: its tau is 1e+30"),
         (with_number("up.tau", -1.0), "its reply was left out: its number 'up.tau' is -1.0, not a weight above 0"),
         (with_number("up.n", float("nan")), "its reply was left out: its number 'up.n' is nan"),
         (without(wire.UP), "its reply was left out: it has no record 'up'"),
         (without(wire.NUMBERS), "its reply was left out: it has no record 'numbers'"),
         (lambda reply: [], "its reply did not come in time"),
     ],
-    ids=["nan", "shape", "type", "huge tau", "negative tau", "nan size", "no arrays", "no numbers", "nothing"],
+    ids=["nan", "shape", "type", "negative tau", "nan size", "no arrays", "no numbers", "nothing"],
 )
 def test_a_bad_upload_is_left_out_and_named_and_the_others_are_merged(place: Place, change: Change, said: str) -> None:
     result = place.run(unruly(place, change))
@@ -115,6 +114,15 @@ def test_a_bad_upload_is_left_out_and_named_and_the_others_are_merged(place: Pla
     assert [found[0], found[2], found[3]] == ["", "", ""]
     assert status(place)["sites"][1]["faults"] == 2
     assert status(place)["uploads"] == 3
+
+
+def test_a_claim_that_cannot_be_believed_is_capped_and_named(place: Place) -> None:
+    result = place.run(unruly(place, with_number("up.tau", 1e30)))
+    found = faults(place)
+    assert found[1].startswith("its upload claims tau = 1e+30 (counts as")
+    assert [found[0], found[2], found[3]] == ["", "", ""]
+    assert result.state.counts.capped.tolist() == [0, 2, 0, 0]
+    assert status(place)["uploads"] == 4
 
 
 def test_merging_without_a_bad_upload_is_merging_the_others(place: Place) -> None:

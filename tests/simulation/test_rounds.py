@@ -11,11 +11,12 @@ from pfedvem import tree
 from pfedvem.algorithms import METHODS, FedAvg, Local, PFedVEM
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
+from pfedvem.guard import finite_rows
 from pfedvem.models import Model
 from pfedvem.rng import uploaders
 from pfedvem.simulation.executors import Sequential
 from pfedvem.simulation.fit import fit
-from pfedvem.simulation.rounds import Progress, State, finite_rows, one_round, plan, play, simulate, start
+from pfedvem.simulation.rounds import Progress, State, one_round, plan, play, simulate, start
 from pfedvem.simulation.work import Job, Setup, perform, score, score_general
 from tests.conftest import blobs
 
@@ -49,7 +50,7 @@ def test_everyone_adapts_but_only_uploaders_contribute_where_clients_have_state(
     original = PFedVEM.contribute
 
     def spy(self, model, down, client, carry, data, rng):  # type: ignore[no-untyped-def]
-        contributed.extend(rng._clients)
+        contributed.extend(rng.clients)
         return original(self, model, down, client, carry, data, rng)
 
     monkeypatch.setattr(PFedVEM, "contribute", spy)
