@@ -51,10 +51,14 @@ def _constant_head(algorithm: AnyAlgorithm, down: Any, ups: Any) -> dict[str, Te
     return {name: head}
 
 
-def _all_the_weight(algorithm: AnyAlgorithm, down: Any, ups: Any) -> dict[str, Tensor]:
-    """A claim to all the weight, by each number that uploads are weighed by."""
-    leaves = tree.named(ups)
-    return {name: torch.full_like(leaves[name], WEIGHT) for name in algorithm.claims if name in leaves}
+def _claimed(name: str) -> Change:
+    """A claim to all the weight, by a number that uploads are weighed by."""
+
+    def change(algorithm: AnyAlgorithm, down: Any, ups: Any) -> dict[str, Tensor]:
+        leaves = tree.named(ups)
+        return {key: torch.full_like(leaves[key], WEIGHT) for key in leaves.keys() & {name}}
+
+    return change
 
 
 ATTACKS: dict[str, Change] = {
@@ -63,7 +67,8 @@ ATTACKS: dict[str, Change] = {
     "head": _constant_head,
     "nan": _filled(torch.nan),
     "inf": _filled(torch.inf),
-    "weight": _all_the_weight,
+    "n": _claimed("n"),
+    "tau": _claimed("tau"),
 }
 
 

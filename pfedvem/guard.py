@@ -18,9 +18,6 @@ from pfedvem import tree
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.errors import UserError
 
-# A data size above so many times the median of all clients' counts as that: nobody can check what a client says of it.
-SIZES = 20.0
-
 T = TypeVar("T")
 
 
@@ -30,6 +27,9 @@ class Guard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     bounds: bool = Field(default=True, description="leave out uploads that are not finite, and cap incredible weights")
+    sizes: float = Field(
+        default=20.0, ge=1, description="how much more data a client may count for, in medians of all clients' sizes"
+    )
     merge: Literal["mean", "median", "trimmed"] = Field(
         default="mean", description="the method's own means, or for each number the median or trimmed mean of uploads"
     )
@@ -120,7 +120,7 @@ def admit(guard: Guard, algorithm: AnyAlgorithm, down: Any, ups: Any, typical: f
         ups = ups if len(rows) == total else tree.take(ups, rows)
         if not rows:
             return Admitted(ups, rows, counts, notes)
-        ups, capped = _capped(algorithm, down, ups, typical)
+        ups, capped = _capped(algorithm, down, ups, guard.sizes * typical)
         notes |= {rows[row]: text for row, text in capped.items()}
         counts.capped[[rows[row] for row in capped]] = 1
     if guard.clip is not None:
@@ -151,9 +151,9 @@ def finite_rows(leaf: Tensor) -> Tensor:
     return finite
 
 
-def _capped(algorithm: AnyAlgorithm, down: Any, ups: T, typical: float) -> tuple[T, dict[int, str]]:
+def _capped(algorithm: AnyAlgorithm, down: Any, ups: T, size: float) -> tuple[T, dict[int, str]]:
     """The uploads with weights that can be believed, and of whom what was not."""
-    limits = {"n": torch.full((len(tree.leaves(ups)[0]),), SIZES * typical), **algorithm.bounds(down, ups)}
+    limits = {"n": torch.full((len(tree.leaves(ups)[0]),), size), **algorithm.bounds(down, ups)}
     notes: dict[int, str] = {}
 
     def cap(name: str, claimed: Tensor) -> Tensor:

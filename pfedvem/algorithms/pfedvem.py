@@ -28,7 +28,7 @@ from pfedvem.rng import Rng
 from pfedvem.solvers import Batch, as_batch, count, minibatches, sgd
 
 # How much more confident than most a client may be, and than its distance from w allows (docs/security.md).
-CREDIBLE = 4.0
+CREDIBLE = 2.0
 
 
 @dataclass(frozen=True)
