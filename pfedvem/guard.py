@@ -27,7 +27,7 @@ class Guard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     bounds: bool = Field(default=True, description="leave out uploads that are not finite, and cap incredible weights")
-    sizes: float = Field(
+    largest: float = Field(
         default=20.0, ge=1, description="how much more data a client may count for, in medians of all clients' sizes"
     )
     merge: Literal["mean", "median", "trimmed"] = Field(
@@ -120,7 +120,7 @@ def admit(guard: Guard, algorithm: AnyAlgorithm, down: Any, ups: Any, typical: f
         ups = ups if len(rows) == total else tree.take(ups, rows)
         if not rows:
             return Admitted(ups, rows, counts, notes)
-        ups, capped = _capped(algorithm, down, ups, guard.sizes * typical)
+        ups, capped = _capped(algorithm, down, ups, guard.largest * typical)
         notes |= {rows[row]: text for row, text in capped.items()}
         counts.capped[[rows[row] for row in capped]] = 1
     if guard.clip is not None:
