@@ -182,6 +182,24 @@ def reliability(axis: Axes, bins: Mapping[str, tuple[Row, str]]) -> None:
     _finish(axis, legend="upper left" if len(bins) > 1 else None)
 
 
+def declined(axis: Axes, bins: Mapping[str, tuple[Row, str]]) -> None:
+    """The accuracy on the rest against the share of cases that are declined, bin by bin from the least sure."""
+    for name, (found, colour) in bins.items():
+        left, right = accuracy_of_the_rest(found)
+        axis.plot(100 * left, 100 * right, color=colour, linewidth=1.2, marker=".", label=name)
+    axis.set_xlabel("declined, least sure first (%)")
+    axis.set_ylabel("accuracy on the rest (%)")
+    _finish(axis, legend="lower right" if len(bins) > 1 else None)
+
+
+def accuracy_of_the_rest(bins: Row) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The shares that are declined, bin by bin from the least sure, and the accuracy on the rest (both 0 to 1)."""
+    order = np.argsort(np.asarray(bins["confidence"], dtype=float))
+    count, right = (np.asarray(bins[key], dtype=float)[order] for key in ("count", "accuracy"))
+    kept = count[::-1].cumsum()[::-1]
+    return 1 - kept / count.sum(), (count * right)[::-1].cumsum()[::-1] / kept
+
+
 # Several methods
 
 

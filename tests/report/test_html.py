@@ -22,6 +22,7 @@ from pfedvem.experiments.compare import cells, settings
 from pfedvem.report.html import make, report
 from pfedvem.report.html.page import Page, Section, Table, duration
 from pfedvem.report.html.run import linked
+from pfedvem.report.plots import accuracy_of_the_rest
 from tests.report.folders import clients, without, write_comparison, write_csv, write_reproduction, write_run
 from tests.test_cli import call
 
@@ -166,7 +167,8 @@ def test_bins_of_calibration_become_a_reliability_diagram(tmp_path: Path) -> Non
     folder = write_run(tmp_path / "mine")
     (folder / "calibration.json").write_text(json.dumps({"pm": BINS, "gm": BINS, "other": 3}))
     page = make(folder)
-    assert section(page, "Calibration").figures[0].title == "Reliability"
+    titles = [figure.title for figure in section(page, "Calibration").figures]
+    assert titles[:2] == ["Reliability", "Accuracy against declined cases"]
     assert not page.problems
     (folder / "calibration.json").write_text(json.dumps({"pm": {**BINS, "count": [1]}}))
     page = make(folder)
@@ -368,8 +370,17 @@ def test_the_bins_of_all_seeds_are_put_together(tmp_path: Path) -> None:
         (folder / "cells" / f"pfedvem-{seed}" / "calibration.json").write_text(json.dumps({"pm": BINS}))
     assert [figure.title for figure in section(make(folder), "Calibration").figures] == [
         "Reliability, personalised models",
+        "Accuracy against declined cases, personalised models",
         "Calibration error",
     ]
+
+
+def test_declining_the_least_sure_bins_leaves_the_others() -> None:
+    """Of ten, two with 0 right, then three with one right, then five with all right."""
+    bins = {"count": [5.0, 2.0, 3.0], "confidence": [0.9, 0.2, 0.5], "accuracy": [1.0, 0.0, 1 / 3]}
+    declined, accuracy = accuracy_of_the_rest(bins)
+    assert declined.tolist() == pytest.approx([0, 0.2, 0.5])
+    assert accuracy.tolist() == pytest.approx([6 / 10, 6 / 8, 1])
 
 
 # A reproduction

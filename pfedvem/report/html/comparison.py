@@ -12,7 +12,7 @@ from pfedvem.report import plots
 from pfedvem.report.compare import plain, size
 from pfedvem.report.html.folders import Comparison, Row, Run, number, title
 from pfedvem.report.html.page import Drawing, File, Page, Section, Table, Tile, signed
-from pfedvem.report.html.run import JOINING, RELIABILITY, confidence, with_gain
+from pfedvem.report.html.run import DECLINED, JOINING, RELIABILITY, confidence, with_gain
 from pfedvem.report.run import shown
 
 MEASURES = {
@@ -183,6 +183,7 @@ def _calibration(found: Comparison, draw: Drawing) -> Section | None:
         lines = {title(n): (plots.pooled_bins(some), plots.colour(n)) for n, some in bins.items() if some}
         if lines:
             figures.append(draw(f"Reliability, {name}", RELIABILITY, plots.reliability, lines))
+            figures.append(draw(f"Accuracy against declined cases, {name}", DECLINED, plots.declined, lines))
     if clients:
         label = "expected calibration error (%)"
         figures.append(draw("Calibration error", f"{GROUPS} Lower is better.", plots.by_size, clients, "pm_ece", label))

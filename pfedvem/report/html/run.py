@@ -28,6 +28,11 @@ RELIABILITY = (
     "On the dashed line, predictions are as often right as they are sure; larger points stand for more of them."
 )
 
+DECLINED = (
+    "Where a model may pass the cases that it is least sure of to a person, this is how often it is right on the "
+    "others; each point declines one more bin of predictions."
+)
+
 
 def run_page(run: Run) -> Page:
     """The page of one run."""
@@ -169,7 +174,10 @@ def _verdict(gains: Sequence[float]) -> str:
 def _calibration(run: Run, draw: Drawing) -> Section | None:
     names = {"pm": ("personalised models", plots.PM), "gm": ("global model", plots.GM)}
     bins = {name: (run.calibration[key], colour) for key, (name, colour) in names.items() if key in run.calibration}
-    figures = [draw("Reliability", RELIABILITY, plots.reliability, bins)] if bins else []
+    figures = []
+    if bins:
+        figures.append(draw("Reliability", RELIABILITY, plots.reliability, bins))
+        figures.append(draw("Accuracy against declined cases", DECLINED, plots.declined, bins))
     if plots.known(run.clients, "n_train", "pm_ece"):
         about = linked(run.clients, "n_train", "pm_ece")
         figures.append(draw("Calibration error against data size", about, plots.calibration_by_size, run.clients))
