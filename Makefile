@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-flower test-slow lint docs clean
+.PHONY: setup run test test-flower test-slow lint docs audit clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,11 @@ test: lint
 
 test-flower: setup
 	$(VENV)/bin/python -m pytest -m deployment tests/flower
+
+audit:  # known weaknesses of the packages that the tests run with; asks a database on the network
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
