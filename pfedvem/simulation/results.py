@@ -273,7 +273,7 @@ class Result:
 
 def write_metrics(out: Path, state: State) -> None:
     """metrics.jsonl: the history so far, a line for each evaluated round."""
-    lines = "".join(json.dumps(line) + "\n" for line in state.history)
+    lines = "".join(f"{line}\n" for line in checkpoints.lines(state.history))
     checkpoints.replace(out / "metrics.jsonl", lines.encode())
 
 
