@@ -18,8 +18,8 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 
 from pfedvem import tree
-from pfedvem.errors import UserError
-from pfedvem.simulation.checkpoints import Damaged, digest, sync, writing
+from pfedvem.errors import Damaged, UserError
+from pfedvem.simulation.checkpoints import digest, sync, writing
 
 FORMAT = 1
 KEPT = 3

@@ -40,6 +40,10 @@ def read(out: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"{out / STATUS} cannot be read: {error}.") from error
+    try:
+        view(status)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{out / STATUS} is damaged; the server writes it again after its next round.") from error
     return status
 
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.errors import UserError
+from pfedvem.errors import Damaged, UserError
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Scores
 
@@ -40,10 +40,6 @@ class _Tensors:
     server: Any
     clients: Any
     scores: Scores
-
-
-class Damaged(Exception):
-    """A file that cannot be read, and why."""
 
 
 class Unwritten(UserError):
@@ -92,7 +88,7 @@ def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State 
     ``like`` is a state of the same run; its clients' arrays are filled. There is nothing to go on from where the folder
     is empty; it is an error if checkpoints are there but none can be read, or if they belong to other settings.
     """
-    warnings = []
+    warnings: list[str] = []
     for path in _found(folder):
         try:
             manifest = _read(path)
@@ -256,6 +252,7 @@ def replace(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write(partial, content)
             os.replace(partial, path)

@@ -241,8 +241,8 @@ class Result:
         writer.writerows(rows)
         checkpoints.replace(out / "clients.csv", table.getvalue().encode())
         checkpoints.replace(out / "calibration.json", (json.dumps(self._reliability()) + "\n").encode())
-        self.trained.write(out / "model", self._inspected())
         shutil.rmtree(out / "model" / "personal", ignore_errors=True)  # of fewer rounds
+        self.trained.write(out / "model", self._inspected())
         if models and self.setup.algorithm.personalised:
             federation = self.setup.federation
             with make_executor(self.setup, executor, workers) as place:
