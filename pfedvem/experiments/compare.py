@@ -227,7 +227,7 @@ def finished(config: Config, folder: Path) -> dict[str, Any] | None:
     try:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
         numbers = {key: summary[key] for key in ("rounds", "pm", "gm", "small_clients_pm", "seconds")}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         numbers = {"rounds": "none"}
     if not all(value is None or type(value) in (int, float) for value in numbers.values()):
         raise UserError(f"{folder / 'summary.json'} is damaged: delete it, and it is written again.")

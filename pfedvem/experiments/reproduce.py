@@ -204,6 +204,7 @@ def _record(config: Config, result: Result, folder: Path) -> Record:
     settings["data"].pop("root", None)  # where the data lies on this machine is nobody else's business
     made = {"pfedvem": version("pfedvem"), "torch": version("torch"), "python": platform.python_version()}
     return {
+        "format": 2,  # what has none is of a time without checksums
         "config": settings,
         "summary": result.summary,
         "history": result.history,

@@ -276,7 +276,7 @@ def _as_written(line: bytes) -> bool:
     try:
         log = json.loads(line)
         return "sum" not in log or log.pop("sum") == _sum(log)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return False
 
 

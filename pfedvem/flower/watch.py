@@ -38,7 +38,7 @@ def read(out: Path) -> dict[str, Any] | None:
         status: dict[str, Any] = json.loads((out / STATUS).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{out / STATUS} cannot be read: {error}.") from error
     try:
         view(status)

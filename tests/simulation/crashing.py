@@ -39,7 +39,7 @@ class Kill:
         self._out, self._moment, self._at = os.path.abspath(order["out"]), order.get("moment"), order.get("at", 0)
         self._rng, self._process, self.count = random.Random(order.get("seed", 0)), os.getpid(), 0
         self._fsync = os.fsync
-        os.fsync = self.fsync
+        os.fsync = self.fsync  # type: ignore[assignment]
         sys.addaudithook(self.hear)
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -285,7 +285,7 @@ def test_a_folder_without_permission_is_a_sentence(
 
 def test_states_in_files_have_their_space_from_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Otherwise the system would kill the process at a write to its memory."""
-    reserved, fallocate = [], os.posix_fallocate
-    monkeypatch.setattr(os, "posix_fallocate", lambda *given: (reserved.append(given[2]), fallocate(*given)))
+    reserved = list[int]()
+    monkeypatch.setattr(os, "posix_fallocate", lambda file, begin, length: reserved.append(length))
     store.mapped((1000, 3), torch.float32, tmp_path)
     assert reserved == [12_000]
