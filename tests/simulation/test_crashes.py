@@ -244,19 +244,20 @@ def test_the_command_line_says_in_a_sentence_that_there_is_no_space(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_real_disk_that_is_full_stops_a_run_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [4, 60, 130, 200, 260, 320])
+def test_a_real_disk_that_is_full_stops_a_run_with_a_sentence(size: int, tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"]).returncode:
         pytest.skip("no disk can be mounted here")
-    words = [*RUN, "--out", str(tmp_path / "run")]
-    run = shlex.join([sys.executable, "-m", "pfedvem.cli", *words])
-    line = f"mount -t tmpfs -o size=400k none {tmp_path}; {run}; cp -r {tmp_path}/run {tmp_path.parent}/kept"
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    run = shlex.join([sys.executable, "-m", "pfedvem.cli", *RUN, "--out", str(disk / "run")])
+    line = f"mount -t tmpfs -o size={size}k none {disk}; {run}; du -a {disk}; cp -r {disk}/run {kept}"
     ended = subprocess.run(["unshare", "-rm", "sh", "-c", line], cwd=ROOT, capture_output=True, text=True)
-    assert "The disk is full" in ended.stderr
+    assert f"The disk is full: {disk}/run" in ended.stderr, ended.stdout
     assert "Traceback" not in ended.stderr
-    again = command("run", "--out", str(tmp_path.parent / "kept"), "--resume", "--json")
-    straight = command(*RUN, "--out", str(tmp_path / "straight"), "--json")
+    again, straight = (command(*RUN, "--out", str(out), "--resume") for out in (kept, tmp_path / "straight"))
     assert again.returncode == straight.returncode == 0, again.stderr + straight.stderr
-    assert files(tmp_path.parent / "kept") == files(tmp_path / "straight")
+    assert files(kept) == files(tmp_path / "straight")
 
 
 @pytest.mark.parametrize("place", ["/proc/run", "/dev/null/run"])
