@@ -18,6 +18,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,10 @@ def main() -> None:
             os.setpgid(0, 0)  # by which its workers are found
             try:
                 run(order)
-            finally:
                 os._exit(0)
+            finally:  # an error that is no sentence
+                traceback.print_exc()
+                os._exit(1)
         if order.get("moment") == "time":
             time.sleep(order["at"])
             os.kill(child, signal.SIGKILL)
