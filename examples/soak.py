@@ -2,8 +2,10 @@
 
     python examples/soak.py --rounds 2000 --out DIR
 
-Prints a table of Markdown, a row for each tenth of the rounds, and the slopes over all rounds but the first tenth, in
-which caches fill. The data is that of `pfedvem run`; there is a checkpoint after every round.
+Prints a table of Markdown, a row for each tenth of the rounds as it is done, and then the slopes over all rounds but
+those of the first tenth, in which caches fill. The data is that of `pfedvem run`; there is a checkpoint after every
+round. Processor time and memory are those of the process and its workers; the former is the one to compare on a machine
+that does other things as well. It reads /proc and so runs on Linux.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import linear_regression, median
@@ -20,7 +23,8 @@ from pfedvem.experiments.config import load
 from pfedvem.experiments.run import train
 from pfedvem.simulation.rounds import State
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE, TICK = os.sysconf("SC_PAGE_SIZE"), 1000 / os.sysconf("SC_CLK_TCK")
+HEAD = "| rounds | ms a round (median) | processor ms a round (mean) | memory (MB) | open files | checkpoint (bytes) |"
 
 
 @dataclass(frozen=True)
@@ -29,30 +33,35 @@ class Sample:
 
     round: int
     milliseconds: float
+    processor: float
     memory: float
     files: int
     checkpoint: int
 
 
 class Watch(Progress):
-    """Takes a sample after every round."""
+    """Takes a sample after every round, and prints a row for every so many."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, length: int) -> None:
         self.samples: list[Sample] = []
-        self._out, self._began = out, time.perf_counter()
+        self._out, self._length = out, length
+        self._began, self._used = time.perf_counter(), 0.0
 
     def stage(self, title: str, done: int, rounds: int) -> None:
-        self._began = time.perf_counter()
+        print(HEAD, "|---|" + "---:|" * 5, sep="\n")
+        self._began, self._used = time.perf_counter(), used(children())
 
     def round(self, state: State) -> None:
-        took = 1000 * (time.perf_counter() - self._began)
-        processes = [os.getpid(), *children()]
-        memory = sum(resident(process) for process in processes) / 2**20
-        files = sum(len(os.listdir(f"/proc/{process}/fd")) for process in processes)
+        took, workers = 1000 * (time.perf_counter() - self._began), children()
+        processor, everyone = used(workers), [os.getpid(), *workers]
+        memory = sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in everyone) * PAGE / 2**20
+        files = sum(len(os.listdir(f"/proc/{one}/fd")) for one in everyone)
         newest = self._out / "checkpoint" / f"round-{state.round:05d}"
         size = sum(file.stat().st_size for file in newest.iterdir())
-        self.samples.append(Sample(state.round, took, memory, files, size))
-        self._began = time.perf_counter()
+        self.samples.append(Sample(state.round, took, processor - self._used, memory, files, size))
+        if state.round % self._length == 0:
+            print(row(self.samples[-self._length :]), flush=True)
+        self._began, self._used = time.perf_counter(), used(workers)
 
 
 def children() -> list[int]:
@@ -60,30 +69,25 @@ def children() -> list[int]:
     return [int(number) for number in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
-def resident(process: int) -> int:
-    """The bytes of a process that are in memory; pages that processes share count for each."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
+def used(workers: Iterable[int]) -> float:
+    """The milliseconds of processor time that this process and its workers have used."""
+    ticks = [Path(f"/proc/{one}/stat").read_text().rpartition(") ")[2].split()[11:13] for one in workers]
+    return 1000 * time.process_time() + TICK * sum(int(number) for pair in ticks for number in pair)
 
 
-def table(samples: list[Sample]) -> str:
-    """A row for each tenth of the rounds, and the slopes."""
-    lines = [
-        "| rounds | ms a round (median) | memory (MB) | open files | checkpoint (bytes) |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    length = max(1, len(samples) // 10)
-    for begin in range(0, len(samples), length):
-        part = samples[begin : begin + length]
-        took, memory = median(one.milliseconds for one in part), median(one.memory for one in part)
-        numbers = f"{took:.1f} | {memory:.1f} | {max(one.files for one in part)} | {part[-1].checkpoint:,}"
-        lines.append(f"| {part[0].round}-{part[-1].round} | {numbers} |")
-    later = samples[length:]
-    rounds = [one.round for one in later]
-    slopes = [
-        1000 * linear_regression(rounds, values).slope
-        for values in ([one.milliseconds for one in later], [one.memory for one in later])
-    ]
-    return "\n".join([*lines, "", f"Over 1,000 rounds: {slopes[0]:+.2f} ms a round, {slopes[1]:+.2f} MB."])
+def row(part: list[Sample]) -> str:
+    took, memory = median(one.milliseconds for one in part), median(one.memory for one in part)
+    processor, files = sum(one.processor for one in part) / len(part), max(one.files for one in part)
+    numbers = f"{took:.0f} | {processor:.0f} | {memory:.1f} | {files} | {part[-1].checkpoint:,}"
+    return f"| {part[0].round}-{part[-1].round} | {numbers} |"
+
+
+def slopes(samples: list[Sample]) -> str:
+    """By how much a round takes longer, and memory grows, in a thousand rounds."""
+    rounds = [one.round for one in samples]
+    columns = [[one.milliseconds, one.processor, one.memory] for one in samples]
+    by = [1000 * linear_regression(rounds, values).slope for values in zip(*columns, strict=True)]
+    return f"Over 1,000 rounds: {by[0]:+.1f} ms and {by[1]:+.1f} ms of processor time a round, {by[2]:+.2f} MB."
 
 
 def main() -> None:
@@ -98,9 +102,10 @@ def main() -> None:
     flags = {"rounds": given.rounds, "eval_every": given.eval_every, "executor": given.executor, "alone": False}
     flags |= {"workers": given.workers, "data": {"clients": given.clients}}
     config = load(flags={key: value for key, value in flags.items() if value is not None})
-    watch = Watch(given.out)
+    length = max(1, given.rounds // 10)
+    watch = Watch(given.out, length)
     result = train(config, out=given.out, progress=watch, federation=load_federation(config.data, config.seed))
-    print(table(watch.samples), f"{result.summary}", sep="\n\n")
+    print("", slopes(watch.samples[length:]), "", result.summary, sep="\n")
 
 
 if __name__ == "__main__":
