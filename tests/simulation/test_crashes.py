@@ -192,6 +192,26 @@ def test_a_round_that_is_repeated_replaces_its_checkpoint_and_those_of_later_rou
     assert found.round == 100_000
 
 
+def test_a_record_of_the_history_is_encoded_once_however_often_it_is_written(
+    model: Model, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise rounds would take longer the more of them there were."""
+    encode, encoded = json.dumps, list[Any]()
+
+    def counted(value: Any, **options: Any) -> str:
+        encoded.append(value)
+        return encode(value, **options)
+
+    monkeypatch.setattr(json, "dumps", counted)
+    options: dict[str, Any] = {"eval_every": 1, "executor": "vectorised"}
+    for seed in (0, 1):
+        result = fit(PFedVEM(), model, federation, rounds=6, seed=seed, out=tmp_path / str(seed), **options)
+        assert [value for value in encoded if isinstance(value, dict) and "pm_loss" in value] == result.history
+        written = (tmp_path / str(seed) / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in written] == result.history
+        encoded.clear()
+
+
 # No space, no permission
 
 
