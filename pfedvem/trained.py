@@ -285,7 +285,7 @@ def read_personal(path: Path, model: Model) -> Personal:
 
 def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
     """The files of personalised models, and whose they are."""
-    for path in sorted((place / "personal").glob("*.safetensors")):
+    for path in sorted((place / "personal").glob("[0-9]*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 yield path, _about(file.metadata())["client"]

@@ -4,6 +4,7 @@ whole: each is refused in a sentence, or passed over with the reason."""
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import random
 import shutil
@@ -307,7 +308,9 @@ def test_no_damage_keeps_a_report_from_being_read(name: str, copy: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_no_damage_keeps_a_report_from_being_drawn(name: str, copy: Path) -> None:
-    survived(copy / name, lambda: make(copy))
+    for damaged in itertools.islice(every((copy / name).read_bytes()), 0, None, 6):
+        (copy / name).write_bytes(damaged)
+        make(copy)
 
 
 def test_damage_to_the_table_of_clients_is_a_sentence_of_inspect(copy: Path) -> None:

@@ -68,12 +68,12 @@ def save(folder: Path, state: State, identity: Mapping[str, Any]) -> None:
             text = json.dumps(manifest, indent=1).replace('"history": []', f'"history": {history}', 1)
             write(partial / "manifest.json", sealed(text))
             sync(partial)
-            if target.exists():  # a round that is repeated
-                os.rename(target, before)
-            os.rename(partial, target)
         except OSError:
             _clear(folder)  # what there was space for is of no use
             raise
+        if target.exists():  # a round that is repeated
+            os.rename(target, before)
+        os.rename(partial, target)
         sync(folder)
         _clear(folder)
         found = _found(folder)
@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, Any]:
         with open(path / "state.safetensors", "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise Damaged(f"{Path(error.filename).name}: {error.strerror}") from error
+        raise Damaged(str(error.strerror)) from error
     if manifest.get("format") not in (1, FORMAT):
         raise Damaged("it is not of this version's format")
     if not {"round", "sha256", "seconds", "history", "identity"} <= manifest.keys():
@@ -182,18 +182,19 @@ def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
     return State(manifest["round"], value.server, like.clients, value.scores, history, manifest["seconds"])
 
 
-_encoded: list[tuple[Mapping[str, Any], str]] = []
+_encoded: list[tuple[Mapping[str, Any], str]] = []  # replaced, never changed: runs in other threads use it too
 
 
 def lines(history: Sequence[Mapping[str, Any]]) -> list[str]:
     """The records of a history as JSON. Those that were asked for last are known: it grows by one at a time."""
-    known = 0
-    for (record, _), wanted in zip(_encoded, history, strict=False):
-        if record is not wanted:
+    global _encoded
+    known = []
+    for encoded, wanted in zip(_encoded, history, strict=False):
+        if encoded[0] is not wanted:
             break
-        known += 1
-    _encoded[known:] = [(record, json.dumps(record)) for record in history[known:]]
-    return [line for _, line in _encoded]
+        known.append(encoded)
+    _encoded = now = known + [(record, json.dumps(record)) for record in history[len(known) :]]
+    return [line for _, line in now]
 
 
 def sealed(text: str) -> bytes:
