@@ -4,10 +4,13 @@ model/model.json                    what the model is: method, network, classes,
 model/server.safetensors            what the server keeps
 model/clients.safetensors           what there is to see of the clients
 model/personal/00003.safetensors    a client's personalised model: mean and, where it has them, standard deviations
+
+model.json has a checksum of itself and of the two files beside it, a personalised model has its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,15 +28,18 @@ from pfedvem.algorithms import AnyAlgorithm, method
 from pfedvem.data.federation import ClientData
 from pfedvem.data.inputs import Inputs
 from pfedvem.data.own import label_numbers, read
-from pfedvem.errors import UserError
+from pfedvem.errors import Damaged, UserError
 from pfedvem.models import Model, Params, Posterior, build
 from pfedvem.rng import SERVER, START, Rng
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import one_thread
 from pfedvem.uncertainty import SAMPLES, Prediction, Predictor
 
-FORMAT = 1
+FORMAT = 2  # 1 had no checksums and is still read
 ROUNDS = 30  # of local training for a client that comes later
+CARD = {"method", "algorithm", "network", "head", "classes", "clients", "seed"}  # what model.json has to say
+CARD |= {"input_shape", "images", "mean", "std", "columns", "backbone"}
+AGAIN = "`pfedvem run --resume` writes a run's model again."
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,15 @@ class Trained:
 
     def write(self, folder: Path, seen: dict[str, Tensor]) -> None:
         """Writes what the model is, what the server keeps and what there is to see of the clients."""
-        folder.mkdir(parents=True, exist_ok=True)
+        checksums = {}
+        for name, tensors in (("server", tree.named(self.server)), ("clients", seen)):
+            content = safetensors.torch.save({key: value.contiguous() for key, value in tensors.items()})
+            checksums[name] = hashlib.sha256(content).hexdigest()
+            checkpoints.replace(folder / f"{name}.safetensors", content)
         inputs = self.inputs
         card = {
             "format": FORMAT,
+            "sha256": checksums,
             "method": self.algorithm.name,
             "algorithm": {"class": _where(self.algorithm), **self.algorithm.model_dump(mode="json")},
             "network": self.model.name if inputs.backbone is None else None,
@@ -164,10 +175,8 @@ class Trained:
             "columns": inputs.columns,
             "backbone": inputs.backbone is not None,
         }
-        checkpoints.replace(folder / "model.json", (json.dumps(card, indent=1) + "\n").encode())
-        for name, tensors in (("server", tree.named(self.server)), ("clients", seen)):
-            content = safetensors.torch.save({key: value.contiguous() for key, value in tensors.items()})
-            checkpoints.replace(folder / f"{name}.safetensors", content)
+        # Last: where it is that of an earlier run, the checksums tell that the files are not.
+        checkpoints.replace(folder / "model.json", checkpoints.sealed(json.dumps(card, indent=1) + "\n"))
 
 
 # Files
@@ -193,6 +202,8 @@ def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module
     backbone = backbone.eval().requires_grad_(False) if backbone is not None else None
     inputs = Inputs(shape, card["images"], tuple(card["mean"]), tuple(card["std"]), tuple(card["columns"]), backbone)
     like = algorithm.server_init(split, len(card["clients"]), Rng(card["seed"], START, [SERVER]))
+    for name, wanted in card.get("sha256", {}).items():
+        _refuse_damaged(place / f"{name}.safetensors", wanted)
     server = _filled(like, place / "server.safetensors")
     clients = tuple(card["clients"])
     files = {name: path for path, name in _personal_files(place)}
@@ -223,20 +234,23 @@ def model_folder(folder: Path) -> Path:
 def read_card(place: Path) -> dict[str, Any]:
     """model.json."""
     try:
-        card: dict[str, Any] = json.loads((place / "model.json").read_bytes())
-    except ValueError as error:
-        raise UserError(f"{place / 'model.json'} cannot be read ({error}).") from error
-    if card.get("format") != FORMAT:
-        raise UserError(f"{place} was written by another version; run `pfedvem run --resume` to write it again.")
+        card = checkpoints.unsealed((place / "model.json").read_bytes())
+    except (OSError, Damaged) as error:
+        raise UserError(f"{place / 'model.json'} cannot be read ({error}). {AGAIN}") from error
+    if card.get("format") not in (1, FORMAT):
+        raise UserError(f"{place} was written by another version. {AGAIN}")
+    missing = sorted(CARD - card.keys())
+    if missing:
+        raise UserError(f"{place / 'model.json'} is not of a model: it does not say {missing[0]}.")
     return card
 
 
 def write_personal(place: Path, number: int, personal: Personal) -> Path:
     """Writes one client's model into the folder of a model; gives the file."""
     folder = place / "personal"
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: leaf.contiguous() for name, leaf in tree.named(personal.posterior).items()}
     about = {"format": FORMAT, "client": personal.client, "numbers": personal.numbers}
+    about["sha256"] = checkpoints.digest(about, tensors)
     path = folder / f"{number:05d}.safetensors"
     # As one text: safetensors writes several in no fixed order, and equal models are to be equal files.
     checkpoints.replace(path, safetensors.torch.save(tensors, {"about": json.dumps(about)}))
@@ -256,10 +270,12 @@ def read_personal(path: Path, model: Model) -> Personal:
     """Reads one client's model, for this network."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["about"])
+            about = _about(file.metadata())
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from error
+        if about["format"] != 1 and about.pop("sha256", None) != checkpoints.digest(about, tensors):
+            raise Damaged("its checksum does not match")
+    except (OSError, SafetensorError, Damaged) as error:
+        raise UserError(f"{path} cannot be read ({error}). {AGAIN}") from error
     mean = {name.removeprefix("mean."): leaf for name, leaf in tensors.items() if name.startswith("mean.")}
     _refuse_other_shapes(mean, tree.named(model.initial), path)
     params = tree.rebuild(model.initial, [mean[name] for name in tree.named(model.initial)])
@@ -269,12 +285,35 @@ def read_personal(path: Path, model: Model) -> Personal:
 
 def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
     """The files of personalised models, and whose they are."""
-    for path in sorted((place / "personal").glob("*.safetensors")):
+    for path in sorted((place / "personal").glob("[0-9]*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                yield path, json.loads((file.metadata() or {})["about"])["client"]
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({error}).") from error
+                yield path, _about(file.metadata())["client"]
+        except (OSError, SafetensorError, Damaged) as error:
+            raise UserError(f"{path} cannot be read ({error}). {AGAIN}") from error
+
+
+def _about(metadata: dict[str, str] | None) -> dict[str, Any]:
+    """What the file of a personalised model says of itself."""
+    try:
+        about = json.loads((metadata or {})["about"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise Damaged("it does not say whose it is") from error
+    if not isinstance(about, dict) or not {"format", "client", "numbers"} <= about.keys():
+        raise Damaged("it does not say whose it is")
+    if about["format"] not in (1, FORMAT):
+        raise Damaged("it was written by another version")
+    return about
+
+
+def _refuse_damaged(path: Path, wanted: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). {AGAIN}") from error
+    if found != wanted:
+        raise UserError(f"{path} is damaged: its checksum does not match model.json. {AGAIN}")
 
 
 def _filled(like: Any, path: Path) -> Any:
@@ -282,7 +321,7 @@ def _filled(like: Any, path: Path) -> Any:
     try:
         tensors = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from error
+        raise UserError(f"{path} cannot be read ({error}). {AGAIN}") from error
     _refuse_other_shapes(tensors, tree.named(like), path)
     return tree.rebuild(like, [tensors[name] for name in tree.named(like)])
 

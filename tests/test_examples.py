@@ -48,3 +48,16 @@ def test_an_own_method_runs_and_compares_from_the_command_line(
 def test_an_example_of_own_data_runs_and_learns(name: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     assert importlib.import_module(f"examples.{name}").main() > least
+
+
+def test_the_soak_shows_ten_rows_and_the_slopes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    words = ["--rounds", "20", "--clients", "4", "--executor", "processes", "--workers", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["soak", *words])
+    importlib.import_module("examples.soak").main()
+    shown = capsys.readouterr().out
+    assert shown.count("\n| ") == 10
+    assert "| 19-20 |" in shown
+    assert "Over 1,000 rounds: " in shown

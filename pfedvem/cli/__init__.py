@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib.metadata import version as installed_version
 from typing import NoReturn
@@ -28,7 +29,9 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except OSError as error:  # no permission, no space left, and the like
-        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        again = " Free some space and give the command again, for a run with --resume." if full else ""
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.{again}")
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -1,7 +1,8 @@
 """Decoded data kept on disk, so that a data set is read and decoded once.
 
 One safetensors file for each way to read a data set. It says what it was made from; when that changed, or the file is
-damaged, it is made again. Reading it imports nothing slow and maps the pixels instead of copying them.
+damaged, which its checksum tells, it is made again. Reading it imports nothing slow and maps the pixels instead of
+copying them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-_LAYOUT = 1  # raised when what is stored changes
+from pfedvem.errors import Damaged
+
+_LAYOUT = 2  # raised when what is stored changes
 
 
 def folder() -> Path:
@@ -45,17 +49,23 @@ def load(path: Path, made_from: str) -> tuple[dict[str, Tensor], dict[str, Any]]
     """The tensors and the notes kept with them, or None where there is nothing, or nothing that is still right."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-            if about.get("layout") != _LAYOUT or about.get("made_from") != made_from:
+            about = json.loads((file.metadata() or {})["about"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            if about["layout"] != _LAYOUT or about["made_from"] != made_from:
                 return None
-            return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError, ValueError):
+            if about.pop("sha256") != _digest(about, tensors):
+                raise Damaged("its checksum does not match")
+            return tensors, about
+    except FileNotFoundError:
         return None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(str(error)) from error
 
 
 def save(path: Path, made_from: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Writes the file in one step. Where the cache cannot be written, the data is simply read again next time."""
-    text = json.dumps({**about, "layout": _LAYOUT, "made_from": made_from})
+    said = {**about, "layout": _LAYOUT, "made_from": made_from}
+    text = json.dumps({**said, "sha256": _digest(said, tensors)})
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
@@ -65,3 +75,12 @@ def save(path: Path, made_from: str, tensors: Mapping[str, Tensor], about: Mappi
             os.replace(name, path)
         finally:
             Path(name).unlink(missing_ok=True)
+
+
+def _digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A checksum of tensors, without a copy of them, and of what is said about them."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, leaf in sorted(tensors.items()):
+        digest.update(repr((name, leaf.dtype, tuple(leaf.shape))).encode())
+        digest.update(np.ascontiguousarray(leaf.numpy()).data)
+    return digest.hexdigest()

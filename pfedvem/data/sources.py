@@ -17,7 +17,7 @@ from pfedvem.data.images import decode
 from pfedvem.data.partitions import Indices, hold_out
 from pfedvem.data.reading import Table, read
 from pfedvem.data.settings import DataSettings
-from pfedvem.errors import UserError
+from pfedvem.errors import Damaged, UserError
 
 _GROUP_COLUMN = {"subclasses": "subclass_column", "domains": "domain_column", "natural": "client_column"}
 _GROUP_NAME = {"subclasses": "subclasses", "domains": "domains", "natural": "client ids"}
@@ -76,13 +76,17 @@ def load_source(settings: DataSettings) -> Source:
     # A data set on the hub is taken not to change.
     made_from = repr([cache.state_of(place) if isinstance(place, Path) else place for place in places])
     path = cache.path_for(entry.name if entry else Path(settings.dataset).name, how)
-    kept = cache.load(path, made_from)
+    notes: tuple[str, ...] = ()
+    try:
+        kept = cache.load(path, made_from)
+    except Damaged as damage:
+        kept, notes = None, (f"{path} is damaged ({damage}): the data set was read again.",)
     if kept is not None:
         return _unpack(settings.dataset, *kept)
     source = _with_constants(with_test(_READERS[kind](settings), settings))
     if kind != "digit5" or len(source.groups) == len(places) - places.count(None):  # else a download failed: try again
         cache.save(path, made_from, *_pack(source))
-    return source
+    return replace(source, notes=(*source.notes, *notes))
 
 
 def channel_constants(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

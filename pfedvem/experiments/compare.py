@@ -187,6 +187,8 @@ def compare(
             on_cell(title, number, len(missing))
         try:
             result = run(config, out=folder, resume=(folder / "checkpoint").exists(), progress=progress, logs=logs)
+        except checkpoints.Unwritten:
+            raise  # the others could not be written either
         except UserError as error:
             progress.note(str(error))
             failures.append(f"{title}: {error}")
@@ -222,7 +224,13 @@ def finished(config: Config, folder: Path) -> dict[str, Any] | None:
     if not (folder / "summary.json").exists():
         return None
     # While rounds are added, the configuration is already the new one and the summary still the old.
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+    try:
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+        numbers = {key: summary[key] for key in ("rounds", "pm", "gm", "small_clients_pm", "seconds")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        numbers = {"rounds": "none"}
+    if not all(value is None or type(value) in (int, float) for value in numbers.values()):
+        raise UserError(f"{folder / 'summary.json'} is damaged: delete it, and it is written again.")
     return summary if summary["rounds"] == config.rounds else None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from pfedvem.data.loading import assemble
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import load_source
-from pfedvem.errors import UserError
+from pfedvem.errors import Damaged, UserError
 from pfedvem.experiments.compare import Measure, measure
 from pfedvem.experiments.config import Config
 from pfedvem.experiments.run import train
@@ -133,6 +133,8 @@ def reproduce(
             on_cell(title, number, len(missing))
         try:
             records[name] = run_one(config, _file(out, name), out / "unfinished" / name, progress)
+        except checkpoints.Unwritten:
+            raise  # the others could not be written either
         except UserError as error:
             progress.note(str(error))
             failures.append(f"{title}: {error}")
@@ -145,8 +147,7 @@ def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Rec
     resume = (folder / "checkpoint").exists()
     result = train(config, out=folder, resume=resume, progress=Together(Recorder(config, folder), progress))
     record = _record(config, result, folder)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    checkpoints.replace(file, (json.dumps(record) + "\n").encode())
+    checkpoints.replace(file, checkpoints.sealed(json.dumps(record) + "\n"))
     shutil.rmtree(folder)
     return record
 
@@ -159,10 +160,12 @@ def finished(config: Config, file: Path) -> Record | None:
     if not file.exists():
         return None
     try:
-        record: Record = json.loads(file.read_bytes())
+        record: Record = checkpoints.unsealed(file.read_bytes())
         was, now = flat(record["config"]), flat(config.dump())
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{file} is damaged: delete it, and it is run again.") from error
+    except (Damaged, KeyError, AttributeError) as error:
+        raise UserError(f"{file} is damaged ({error}): delete it, and it is run again.") from error
+    if not all(isinstance(record.get(key), dict) for key in ("summary", "clients", "snapshots")):
+        raise UserError(f"{file} is damaged (something is missing): delete it, and it is run again.")
     free = (FREE - {"rounds"}) | ({"eval_every"} if config.eval_every == 0 else set())
     keys = sorted({*was, *now} - free)
     differing = [f"{key} (was {was.get(key)!r}, now {now.get(key)!r})" for key in keys if was.get(key) != now.get(key)]
@@ -201,6 +204,7 @@ def _record(config: Config, result: Result, folder: Path) -> Record:
     settings["data"].pop("root", None)  # where the data lies on this machine is nobody else's business
     made = {"pfedvem": version("pfedvem"), "torch": version("torch"), "python": platform.python_version()}
     return {
+        "format": 2,  # what has none is of a time without checksums
         "config": settings,
         "summary": result.summary,
         "history": result.history,

@@ -155,4 +155,7 @@ def _job(plan: Plan, out: Path, data: Federation, parent: int) -> None:
     torch.set_num_threads(1)  # PyTorch's own threads do not survive a fork; clients train in one thread anyway
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=follow, args=(parent,), daemon=True).start()
-    work(plan, out, data, Progress(), lambda found: None)
+    try:
+        work(plan, out, data, Progress(), lambda found: None)
+    except (OSError, UserError) as error:  # a full disk, say: the parent would show where, not what
+        sys.exit(f"A job of the sweep cannot go on: {error}")

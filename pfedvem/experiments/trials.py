@@ -13,6 +13,8 @@ settings are tried again.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ from pfedvem.experiments.plan import Plan, Settings
 Record = dict[str, float | None]
 NAME = "sweep"
 STARTUP = 5  # trials that must be complete before others are pruned
+ANEW = "Choose another --out, or delete the file to start anew."
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -94,10 +97,13 @@ class Trials:
         }
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with self._locked():
-            storage = JournalStorage(_journal(folder))
-            self._study = optuna.create_study(
-                storage=storage, study_name=NAME, direction="maximize", load_if_exists=True
-            )
+            journal = _journal(folder)
+            try:
+                self._study = optuna.create_study(
+                    storage=JournalStorage(journal), study_name=NAME, direction="maximize", load_if_exists=True
+                )
+            except (LookupError, TypeError, ValueError, AssertionError) as error:
+                raise UserError(f"{folder / 'trials.journal'} is not the journal of a sweep. {ANEW}") from error
             self._claim(plan.identity(data))
         if plan.prune:
             warmup = plan.config.rounds // 4
@@ -254,6 +260,26 @@ class _Lock(JournalFileOpenLock):
         self._file.close()
 
 
+class _Journal(JournalFileBackend):
+    """A journal whose every line has a checksum."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        super().append_logs([{**log, "sum": _sum(log)} for log in logs])
+
+
+def _sum(log: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(log, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _as_written(line: bytes) -> bool:
+    """Whether a line of the journal is whole; those of an earlier version have no checksum."""
+    try:
+        log = json.loads(line)
+        return "sum" not in log or log.pop("sum") == _sum(log)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return False
+
+
 def _journal(folder: Path) -> JournalFileBackend:
     """The journal of a folder. A last line that was cut off, by a full disk say, is dropped."""
     path, lock = folder / "trials.journal", _Lock(folder / ".journal-lock")
@@ -262,7 +288,10 @@ def _journal(folder: Path) -> JournalFileBackend:
     if content and not content.endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)
     lock.release()
-    return JournalFileBackend(str(path), lock_obj=lock)
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        if line.endswith(b"\n") and not _as_written(line):
+            raise UserError(f"Line {number} of {path} is damaged. {ANEW}")
+    return _Journal(str(path), lock_obj=lock)
 
 
 def _ended(trial: FrozenTrial) -> bool:

@@ -9,8 +9,6 @@ what the site kept before it, not train twice.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +16,10 @@ from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.errors import UserError
-from pfedvem.simulation.checkpoints import Damaged, sync
+from pfedvem.errors import Damaged, UserError
+from pfedvem.simulation.checkpoints import digest, sync, writing
 
 FORMAT = 1
 KEPT = 3
@@ -48,20 +45,21 @@ class Keeping:
 
     def save(self, round: int, client: Any) -> None:
         """Keeps the state after so many rounds; files of later rounds belong to a past that is being repeated."""
-        self.place.mkdir(parents=True, exist_ok=True, mode=0o700)
         tensors = {name or "value": leaf.contiguous() for name, leaf in tree.named(client).items()}
         about = self._about(round)
-        payload = safetensors.torch.save(tensors, {**about, "sha256": _digest(about, tensors)})
+        payload = safetensors.torch.save(tensors, {**about, "sha256": digest(about, tensors)})
         target = self._path(round)
         partial = target.with_name(f".{target.name}.partial")
-        partial.unlink(missing_ok=True)  # one that was left behind has permissions of its own
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-        sync(self.place)
+        with writing(target):
+            self.place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.unlink(missing_ok=True)  # one that was left behind has permissions of its own
+            handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+            sync(self.place)
         found = self._rounds()
         for old in [later for later in found if later > round] + [r for r in found if r <= round][:-KEPT]:
             self._path(old).unlink()
@@ -89,15 +87,14 @@ class Keeping:
             raise Damaged(type(error).__name__) from error
         if about.get("format") != str(FORMAT):
             raise Damaged(f"it is of format {about.get('format')}, not {FORMAT}")
-        digest = about.pop("sha256", None)
-        if digest != _digest(about, tensors):
+        if about.pop("sha256", None) != digest(about, tensors):
             raise Damaged("its checksum does not match")
         expected = {name or "value": leaf for name, leaf in tree.named(like).items()}
         shapes = {name: leaf.shape for name, leaf in tensors.items()}
         if about != self._about(round) or shapes != {name: leaf.shape for name, leaf in expected.items()}:
             raise UserError(
                 f"{path} was kept by another client, method or network; give the experiment another name "
-                f"(it was {about['method']}, now {self.method})."
+                f"(it was {about.get('method')}, now {self.method})."
             )
         return tree.rebuild(like, [tensors[name] for name in expected])
 
@@ -111,9 +108,5 @@ class Keeping:
 
     def _rounds(self) -> list[int]:
         """The rounds that there are files of, oldest first."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.place.glob("round-*.safetensors"))
-
-
-def _digest(about: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    said = json.dumps(about, sort_keys=True).encode()
-    return hashlib.sha256(said + safetensors.torch.save(tensors)).hexdigest()
+        found = (path.stem.removeprefix("round-") for path in self.place.glob("round-*.safetensors"))
+        return sorted(int(number) for number in found if number.isdecimal())

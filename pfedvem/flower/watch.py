@@ -38,8 +38,12 @@ def read(out: Path) -> dict[str, Any] | None:
         status: dict[str, Any] = json.loads((out / STATUS).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{out / STATUS} cannot be read: {error}.") from error
+    try:
+        view(status)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{out / STATUS} is damaged; the server writes it again after its next round.") from error
     return status
 
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from pfedvem.experiments.reproduce import Found, Reproduction
 from pfedvem.experiments.studies import MEASURES, Cell
-from pfedvem.report.plots import GM, PM, density
+from pfedvem.report.plots import GM, PM, density, save
 
 Paint = Callable[[Axes, Sequence[Cell], Reproduction], None]
 Drawn = list[tuple[str, str, str]]  # for each picture its name, title and what it shows
@@ -249,4 +249,4 @@ def _plain(axis: Axes, grid: Literal["x", "y"]) -> None:
 
 def _save(figure: Figure, folder: Path, name: str) -> None:
     for end in ("png", "pdf"):
-        figure.savefig(folder / f"{name}.{end}", dpi=150)
+        save(figure, folder / f"{name}.{end}")

@@ -60,8 +60,13 @@ def inspection(folder: Path) -> Inspection:
     path = place.parent / "clients.csv"
     if not path.is_file():
         raise UserError(f"There is no clients.csv beside {place}; give the folder of a run, or of Result.save.")
-    table = pd.read_csv(path, dtype={"client": str}).set_index("client")
-    table["gain"] = table["pm"] - table["alone"] if "alone" in table.columns else math.nan
+    try:
+        table = pd.read_csv(path, dtype={"client": str}).set_index("client")
+        for name in {*NUMBERS, "discarded"} & {*table.columns}:
+            table[name] = table[name].astype(np.float64)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} cannot be read ({error}); `pfedvem run --resume` writes it again.") from error
+    table["gain"] = table["pm"] - table["alone"] if {"pm", "alone"} <= {*table.columns} else math.nan
     for name in NUMBERS:
         if name not in table.columns:
             table[name] = math.nan

@@ -6,6 +6,7 @@ value that is missing is None or not there. Accuracies are in percent.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from pfedvem.algorithms import METHODS
+from pfedvem.simulation import checkpoints
 from pfedvem.simulation.results import Result
 
 Row = dict[str, Any]
@@ -58,7 +60,14 @@ def draw_run(result: Result, path: Path) -> None:
     figure.suptitle(
         f"{result.setup.algorithm.title} on {summary['dataset']}, {summary['clients']} clients", fontsize=11
     )
-    figure.savefig(path, dpi=150)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a picture whole or not at all."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix.removeprefix(".") or "png", dpi=150)
+    checkpoints.replace(path, picture.getvalue())
 
 
 # One run

@@ -1,31 +1,36 @@
-"""Checkpoints: each is a folder written whole or not at all, with a checksum; the two newest are kept.
+"""Checkpoints: each is a folder written whole or not at all, with checksums; the two newest are kept.
 
 checkpoint/round-00012/state.safetensors    server, clients and scores
-checkpoint/round-00012/manifest.json        format, round, checksum, history, and the identity of the run
+checkpoint/round-00012/manifest.json        format, round, checksums, history, and the identity of the run
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.errors import UserError
+from pfedvem.errors import Damaged, UserError
 from pfedvem.guard import Counts
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Scores
 
-FORMAT = 1
+FORMAT = 2  # 1 had no checksum of the manifest and is still read
 KEPT = 2
 CHUNK = 2**24  # numbers that are written or read at a time
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
@@ -39,32 +44,44 @@ class _Tensors:
     counts: Counts
 
 
-class Damaged(Exception):
-    """A checkpoint that cannot be read, and why."""
+class Unwritten(UserError):
+    """Files that cannot be written, for want of space say: what comes after them would fare no better."""
 
 
 def save(folder: Path, state: State, identity: Mapping[str, Any]) -> None:
     """Adds a checkpoint of ``state`` and drops all but the two newest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"round-{state.round:05d}"
-    partial = folder / f".partial-{state.round:05d}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    tensors = tree.named(_Tensors(state.server, state.clients, state.scores, state.counts))
-    manifest = {
-        "format": FORMAT,
-        "round": state.round,
-        "sha256": _write_tensors(partial / "state.safetensors", tensors),
-        "seconds": state.seconds,
-        "history": state.history,
-        "identity": identity,
-    }
-    write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
-    shutil.rmtree(target, ignore_errors=True)
-    os.rename(partial, target)
-    sync(folder)
-    for old in _found(folder)[KEPT:]:
-        shutil.rmtree(old)
+    name = f"round-{state.round:05d}"
+    target, partial, before = folder / name, folder / f".partial-{name}", folder / f".before-{name}"
+    with writing(target):
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
+        try:
+            partial.mkdir()
+            tensors = tree.named(_Tensors(state.server, state.clients, state.scores, state.counts))
+            manifest = {
+                "format": FORMAT,
+                "round": state.round,
+                "sha256": _write_tensors(partial / "state.safetensors", tensors),
+                "seconds": state.seconds,
+                "history": [],
+                "identity": identity,
+            }
+            history = "[\n" + ",\n".join(lines(state.history)) + "\n]"
+            text = json.dumps(manifest, indent=1).replace('"history": []', f'"history": {history}', 1)
+            write(partial / "manifest.json", sealed(text))
+            sync(partial)
+        except OSError:
+            _clear(folder)  # what there was space for is of no use
+            raise
+        if target.exists():  # a round that is repeated
+            os.rename(target, before)
+        os.rename(partial, target)
+        sync(folder)
+        _clear(folder)
+        found = _found(folder)
+        place = found.index(target)
+        for old in found[:place] + found[place + KEPT :]:  # later ones belong to a past that is being repeated
+            shutil.rmtree(old)
 
 
 def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State | None, list[str]]:
@@ -73,15 +90,14 @@ def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State 
     ``like`` is a state of the same run; its clients' arrays are filled. There is nothing to go on from where the folder
     is empty; it is an error if checkpoints are there but none can be read, or if they belong to other settings.
     """
-    warnings = []
+    warnings: list[str] = []
     for path in _found(folder):
         try:
             manifest = _read(path)
-        except Damaged as damage:
+            _refuse_other(manifest["identity"], identity, folder)
+            return _restore(manifest, path / "state.safetensors", like), warnings
+        except (Damaged, SafetensorError) as damage:
             warnings.append(f"the checkpoint {path.name} is damaged ({damage})")
-            continue
-        _refuse_other(manifest["identity"], identity, folder)
-        return _restore(manifest, path / "state.safetensors", like), warnings
     strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
     if warnings or strangers:
         reason = warnings[0] if warnings else f"{strangers[0]} is no checkpoint"
@@ -91,7 +107,14 @@ def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State 
 
 def _found(folder: Path) -> list[Path]:
     """The checkpoints' folders, newest first."""
-    return sorted(folder.glob("round-*"), reverse=True)
+    found = [path for path in folder.glob("round-*") if path.name.removeprefix("round-").isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("round-")), reverse=True)
+
+
+def _clear(folder: Path) -> None:
+    """Drops what is hidden in the folder: checkpoints that were not finished, or that another has replaced."""
+    for left in folder.glob(".*-round-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -120,16 +143,18 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose tensors are as they were written."""
+    """The manifest of a checkpoint that is as it was written."""
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest = unsealed((path / "manifest.json").read_bytes())
         with open(path / "state.safetensors", "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError) as error:
-        raise Damaged(type(error).__name__) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    except OSError as error:
+        raise Damaged(str(error.strerror)) from error
+    if manifest.get("format") not in (1, FORMAT):
         raise Damaged("it is not of this version's format")
-    if found != manifest.get("sha256"):
+    if not {"round", "sha256", "seconds", "history", "identity"} <= manifest.keys():
+        raise Damaged("its manifest.json is not of a checkpoint")
+    if found != manifest["sha256"]:
         raise Damaged("its checksum does not match")
     return manifest
 
@@ -161,6 +186,65 @@ def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
     )
 
 
+_encoded: list[tuple[Mapping[str, Any], str]] = []  # replaced, never changed: runs in other threads use it too
+
+
+def lines(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The records of a history as JSON. Those that were asked for last are known: it grows by one at a time."""
+    global _encoded
+    known = []
+    for encoded, wanted in zip(_encoded, history, strict=False):
+        if encoded[0] is not wanted:
+            break
+        known.append(encoded)
+    _encoded = now = known + [(record, json.dumps(record)) for record in history[len(known) :]]
+    return [line for _, line in now]
+
+
+def sealed(text: str) -> bytes:
+    """The text of a JSON object that begins with a checksum of all that follows."""
+    rest = text.removeprefix("{").encode()
+    return f'{{"seal": "{hashlib.sha256(rest).hexdigest()}",'.encode() + rest
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """The object of such a text. Format 1, and what had no format then, has no checksum."""
+    seal = re.match(rb'\{"seal": "([0-9a-f]{64})",', content)
+    if seal and hashlib.sha256(content[seal.end() :]).hexdigest().encode() != seal[1]:
+        raise Damaged("its checksum does not match")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"it is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise Damaged("it holds no JSON object")
+    if not seal and value.get("format", 1) != 1:
+        raise Damaged("it has no checksum, or is of another version")
+    value.pop("seal", None)
+    return value
+
+
+def digest(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A checksum of tensors and of what is said about them."""
+    said = json.dumps(about, sort_keys=True).encode()
+    return hashlib.sha256(said + safetensors.torch.save(dict(tensors))).hexdigest()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says in a sentence why a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        again = "give the command again, for a run with --resume."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Unwritten(f"The disk is full: {path} could not be written. Free some space and {again}") from error
+        reason = error.strerror or error
+        raise Unwritten(
+            f"{path} could not be written ({reason}). Mend that or choose another place, and {again}"
+        ) from error
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file so that it survives a crash of the machine."""
     with open(path, "wb") as file:
@@ -172,8 +256,14 @@ def write(path: Path, content: bytes) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    write(partial, content)
-    os.replace(partial, path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(partial, content)
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def sync(folder: Path) -> None:

@@ -193,20 +193,18 @@ def fit(
 def _open(
     folder: Path, state: State, identity: Mapping[str, Any], resume: bool, rounds: int, progress: Progress
 ) -> State:
-    """Prepares the folder of a run; gives the state to go on from."""
+    """Looks into the folder of a run; gives the state to go on from."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not the folder of a run.")
     if not resume:
         if (folder / "checkpoint").exists() or (folder / "summary.json").exists():
             raise UserError(f"{folder} holds a run already; go on with --resume, or choose another --out.")
-        folder.mkdir(parents=True, exist_ok=True)
         return state
     found, warnings = checkpoints.load(folder / "checkpoint", state, identity)
     for warning in warnings:
         progress.note(f"Passed over: {warning}.")
     if found is None:
         progress.note(f"There is no checkpoint in {folder}: starting from the first round.")
-        folder.mkdir(parents=True, exist_ok=True)
         return state
     ended = bool(found.history) and found.history[-1]["round"] == rounds
     if found.round > rounds or (found.round == rounds and not ended):

@@ -244,8 +244,8 @@ class Result:
         writer.writerows(rows)
         checkpoints.replace(out / "clients.csv", table.getvalue().encode())
         checkpoints.replace(out / "calibration.json", (json.dumps(self._reliability()) + "\n").encode())
-        self.trained.write(out / "model", self._inspected())
         shutil.rmtree(out / "model" / "personal", ignore_errors=True)  # of fewer rounds
+        self.trained.write(out / "model", self._inspected())
         if models and self.setup.algorithm.personalised:
             federation = self.setup.federation
             with make_executor(self.setup, executor, workers) as place:
@@ -276,7 +276,7 @@ class Result:
 
 def write_metrics(out: Path, state: State) -> None:
     """metrics.jsonl: the history so far, a line for each evaluated round."""
-    lines = "".join(json.dumps(line) + "\n" for line in state.history)
+    lines = "".join(f"{line}\n" for line in checkpoints.lines(state.history))
     checkpoints.replace(out / "metrics.jsonl", lines.encode())
 
 

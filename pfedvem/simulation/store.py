@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +42,14 @@ def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None = Non
     The file has no name from the start and so is gone when the tensor is, however the process ends.
     """
     count = torch.Size(shape).numel()
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".clients-") as file:
+    linux = sys.platform == "linux"  # where a file without a name can still be opened
+    make = tempfile.TemporaryFile if linux else tempfile.NamedTemporaryFile
+    with make(dir=folder, prefix=".clients-") as file:
+        if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a file with holes would kill the process
+            os.posix_fallocate(file.fileno(), 0, max(1, count * dtype.itemsize))
         file.truncate(count * dtype.itemsize)
-        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
+        name = f"/proc/self/fd/{file.fileno()}" if linux else file.name
+        return torch.from_file(name, shared=True, size=count, dtype=dtype).view(shape)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import subprocess
 import sys
@@ -148,12 +149,19 @@ def test_a_second_load_comes_from_the_cache_and_is_the_same(
     assert _same(first, second)
 
 
-def test_a_damaged_cache_file_is_made_again(pets: Path, root: Path, own_cache: Path) -> None:
+def test_a_damaged_cache_file_is_made_again_with_a_note(pets: Path, root: Path, own_cache: Path) -> None:
     first = load_source(settings(root))
     (file,) = own_cache.iterdir()
-    for damage in (file.read_bytes()[:100], b"", file.read_bytes()[:-5]):
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-40] ^= 4  # a pixel
+    for damage in (whole[:100], b"", whole[:-5], bytes(flipped)):
         file.write_bytes(damage)
-        assert _same(first, load_source(settings(root)))
+        again = load_source(settings(root))
+        assert "is damaged" in again.notes[-1]
+        assert again.notes[-1].endswith("the data set was read again.")
+        assert _same(first, dataclasses.replace(again, notes=again.notes[:-1]))
+        assert file.read_bytes() == whole
 
 
 def test_a_cache_file_is_made_again_and_replaced_when_the_data_changed(

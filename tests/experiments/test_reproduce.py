@@ -157,7 +157,7 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"algorithm.epochs \(was 1, now 2\)"):
         reproduce(chosen, other, tmp_path)
     (tmp_path / "runs" / f"{cells[0].names[0]}.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged: delete it"):
+    with pytest.raises(UserError, match=r"is damaged \(it is no JSON.*delete it"):
         reproduce(chosen, cells, tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import json
 import signal
 import tomllib
@@ -439,3 +440,17 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path, change: Callable[[
     sweep(small(), tmp_path / "s")
     with pytest.raises(UserError, match=r"holds another sweep: .* Choose another --out"):
         sweep(change(), tmp_path / "s")
+
+
+def test_a_job_that_cannot_write_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_sweep", refuse)
+    with pytest.raises(UserError, match="A job of the sweep ended with exit code 1"):
+        sweep(small(), tmp_path / "s", jobs=2)
+    said = capfd.readouterr().err
+    assert "A job of the sweep cannot go on: [Errno 28] No space left on device" in said
+    assert "Traceback" not in said
