@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -45,7 +45,6 @@ import torch
 from flwr.app import Array, ArrayRecord
 from PIL import Image
 from rich.console import Console
-from torch import nn
 
 from pfedvem import Federation, PFedVEM, UserError, fit, load, tree
 from pfedvem.benchmarks.measure import regressions
@@ -57,7 +56,7 @@ from pfedvem.experiments.config import Config
 from pfedvem.experiments.config import load as load_config
 from pfedvem.experiments.studies import Cell, grid, study
 from pfedvem.flower import keeping, watch, wire
-from pfedvem.models import Model
+from pfedvem.models import build
 from pfedvem.report.html import folders, make
 from pfedvem.report.inspect import inspection, inspection_view
 from pfedvem.report.reproduction import reproduction_view, table_csv
@@ -110,11 +109,8 @@ class Ready:
 
 @cache
 def small() -> Setup:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))
-    data: Federation = blobs((3, 5), classes=2, features=3)
-    return Setup(METHOD, Model(network), data, 0)
+    data = blobs((3, 5), classes=2, features=3)
+    return Setup(METHOD, build("mlp", data.shape, len(data.classes), 0), data, 0)
 
 
 def train(folder: Path) -> None:
@@ -139,7 +135,7 @@ def read_checkpoint(folder: Path) -> object:
 
 
 def read_model(folder: Path) -> object:
-    trained = load(folder, small().model._module)
+    trained = load(folder)
     return trained.predict("0", torch.zeros(1, 3)), trained.general()
 
 
@@ -218,14 +214,11 @@ def write_data(folder: Path) -> None:
     (folder / "data.safetensors").write_bytes(safetensors.torch.save(tensors))
 
 
-def read_data(folder: Path) -> None:
-    inputs = Inputs((2,), images=False, columns=("a", "b"))
-    for suffix in ("csv", "parquet", "npz", "safetensors"):
-        x, y = read_samples(folder / f"data.{suffix}", inputs)
-        assert x.isfinite().all()
-        if y is not None:
-            federation = Federation.from_datasets([(x, y)])
-            assert federation.train.x.isfinite().all()
+def read_data(file: str, folder: Path) -> None:
+    x, y = read_samples(folder / file, Inputs((2,), images=False, columns=("a", "b")))
+    assert x.isfinite().all()
+    if y is not None:
+        assert Federation.from_datasets([(x, y)]).train.x.isfinite().all()
 
 
 def read_table(folder: Path) -> None:
@@ -239,7 +232,7 @@ def read_table(folder: Path) -> None:
 
 def write_image(folder: Path) -> None:
     (folder / "images" / "one").mkdir(parents=True)
-    for name in ("a.png", "b.gif", "c.bmp"):
+    for name in ("a.png", "b.jpg", "c.bmp"):
         Image.new("L", (2, 2), 7).save(folder / "images" / "one" / name)
 
 
@@ -250,8 +243,8 @@ def read_image(folder: Path) -> object:
 # What reports and figures are made of
 
 
-def read_pages(folder: Path) -> object:
-    return [folders.read(path) for path in sorted(folder.iterdir())]
+def read_folder(kind: str, folder: Path) -> object:
+    return folders.read(folder / kind)
 
 
 def write_pages(folder: Path) -> None:
@@ -320,21 +313,27 @@ TARGETS = {
     "checkpoint": Target(train, STATE, read_checkpoint),
     "clients": Target(train, ("clients.csv", "model/model.json"), read_clients),
     "config": Target(write_config, ("config.toml",), read_config),
-    "data": Target(write_data, ("data.csv", "data.parquet", "data.npz", "data.safetensors"), read_data),
-    "image": Target(write_image, tuple(f"images/one/{name}" for name in ("a.png", "b.gif", "c.bmp")), read_image),
+    "image": Target(write_image, tuple(f"images/one/{name}" for name in ("a.png", "b.jpg", "c.bmp")), read_image),
     "kept": Target(keep, ("one/client-00000/round-00001.safetensors",), read_kept),
     "model": Target(train, MODEL, read_model),
-    "pages": Target(write_pages, (*RUN, *COMPARED, *REPRODUCED), read_pages),
-    "drawn": Target(write_pages, (*RUN, *COMPARED, *REPRODUCED), lambda folder: list(map(make, folder.iterdir()))),
+    "drawn": Target(write_pages, (*RUN, *COMPARED), lambda folder: [make(folder / "run"), make(folder / "comparison")]),
     "record": Target(write_record, ("runs/run.json",), read_record),
     "status": Target(write_status, ("federation.json",), read_status),
     "table": Target(write_data, ("data.csv",), read_table),
+    **{
+        form: Target(write_data, (f"data.{form}",), partial(read_data, f"data.{form}"))
+        for form in ("csv", "parquet", "npz", "safetensors")
+    },
+    **{
+        kind: Target(write_pages, files, partial(read_folder, kind))
+        for kind, files in (("run", RUN), ("comparison", COMPARED), ("reproduction", REPRODUCED))
+    },
 }
 
 
 # Values that are wrong in ways that bytes alone seldom find
 
-NASTY = [None, True, -1, 0, 0.5, 1e308, 10**400, math.nan, math.inf, "", "x", "é\u2028[b]", [], [[]], {}, {"x": 1}]
+NASTY: list[Any] = [None, True, -1, 0, 0.5, 1e308, 10**400, math.nan, math.inf, "", "x", "é\u2028[b]", [], [[]], {}, {"x": 1}]
 
 
 def swapped(value: Any, random: Random) -> Any:
@@ -370,6 +369,7 @@ def mutated(data: bytes, most: int, seed: int) -> bytes:
 
 def main() -> None:
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with tempfile.TemporaryDirectory(prefix="pfedvem-fuzz-") as scratch:
         if "--seeds" in sys.argv:
             for name in TARGETS:

@@ -9,14 +9,16 @@ model/personal/00003.safetensors    a client's personalised model: mean and, whe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -33,6 +35,7 @@ from pfedvem.simulation.executors import one_thread
 from pfedvem.uncertainty import SAMPLES, Prediction, Predictor
 
 FORMAT = 1
+LARGEST = 2**24  # numbers of one input: more is no input, but a damaged file
 ROUNDS = 30  # of local training for a client that comes later
 
 
@@ -173,6 +176,39 @@ class Trained:
 # Files
 
 
+class _About(BaseModel):
+    """What a client's file says of itself, which may be damaged."""
+
+    client: str
+    numbers: dict[str, float]
+
+
+class _Card(BaseModel):
+    """model.json, which may be damaged."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    method: str
+    algorithm: dict[str, Any]
+    network: str | None
+    head: str
+    classes: list[str] = Field(min_length=1)
+    clients: list[str]
+    seed: int = Field(ge=0, lt=2**63)
+    input_shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    images: bool
+    mean: list[float]
+    std: list[Annotated[float, Field(gt=0)]]
+    columns: list[str]
+    backbone: bool
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if math.prod(self.input_shape) > LARGEST or {len(self.mean), len(self.std)} - {1, self.input_shape[0]}:
+            raise ValueError("the shape of inputs")
+        return self
+
+
 def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module | None = None) -> Trained:
     """Reads what ``Result.save`` or a run has written.
 
@@ -223,12 +259,16 @@ def model_folder(folder: Path) -> Path:
 def read_card(place: Path) -> dict[str, Any]:
     """model.json."""
     try:
-        card: dict[str, Any] = json.loads((place / "model.json").read_bytes())
-    except ValueError as error:
+        card = json.loads((place / "model.json").read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{place / 'model.json'} cannot be read ({error}).") from error
-    if card.get("format") != FORMAT:
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise UserError(f"{place} was written by another version; run `pfedvem run --resume` to write it again.")
-    return card
+    try:
+        return _Card(**card).model_dump()
+    except ValidationError as error:
+        what = " ".join(map(str, error.errors()[0]["loc"])) or "input_shape"
+        raise UserError(f"{place / 'model.json'} is damaged: its {what} is not what a run writes.") from error
 
 
 def write_personal(place: Path, number: int, personal: Personal) -> Path:
@@ -256,7 +296,7 @@ def read_personal(path: Path, model: Model) -> Personal:
     """Reads one client's model, for this network."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["about"])
+            about = _About.model_validate_json((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}).") from error
@@ -264,7 +304,8 @@ def read_personal(path: Path, model: Model) -> Personal:
     _refuse_other_shapes(mean, tree.named(model.initial), path)
     params = tree.rebuild(model.initial, [mean[name] for name in tree.named(model.initial)])
     sd = {name.removeprefix("sd."): leaf for name, leaf in tensors.items() if name.startswith("sd.")}
-    return Personal(about["client"], Posterior(params, sd), about["numbers"])
+    _refuse_other_shapes(sd, {name: leaf for name, leaf in tree.named(model.initial).items() if name in sd}, path)
+    return Personal(about.client, Posterior(params, sd), about.numbers)
 
 
 def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
@@ -272,7 +313,7 @@ def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted((place / "personal").glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                yield path, json.loads((file.metadata() or {})["about"])["client"]
+                yield path, _About.model_validate_json((file.metadata() or {})["about"]).client
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}).") from error
 
@@ -288,7 +329,10 @@ def _filled(like: Any, path: Path) -> Any:
 
 
 def _refuse_other_shapes(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
-    shapes = [{name: tuple(leaf.shape) for name, leaf in side.items()} for side in (found, wanted)]
+    shapes: list[dict[str, object]] = [
+        {name: tuple(leaf.shape) if leaf.is_floating_point() else leaf.dtype for name, leaf in side.items()}
+        for side in (found, wanted)
+    ]
     differing = [name for name in sorted({*found, *wanted}) if shapes[0].get(name) != shapes[1].get(name)]
     if differing:
         name = differing[0]
@@ -308,6 +352,6 @@ def _where(algorithm: AnyAlgorithm) -> str:
 
 def _algorithm(saved: dict[str, Any], place: Path) -> AnyAlgorithm:
     try:
-        return method(saved.pop("class"))(**saved)
+        return method(str(saved.pop("class", "")))(**saved)
     except ValueError as error:
         raise UserError(f"The method of {place} cannot be made again: {error}.") from error

@@ -22,6 +22,7 @@ from pfedvem.errors import UserError
 
 Labels = NDArray[Any]
 Part = tuple[Tensor, Labels]
+CLASSES = 100_000  # a label beyond is no number of a class, but some id
 
 
 def from_datasets(
@@ -275,7 +276,12 @@ def _classes(labels: list[Labels], given: Sequence[str] | None) -> tuple[str, ..
         return tuple(map(str, given))
     if any(_worded(y) for y in labels):
         return tuple(sorted({str(value) for y in labels for value in y}))
-    return tuple(str(label) for label in range(1 + max(int(y.max()) for y in labels)))
+    highest = max(int(y.max()) for y in labels)
+    if highest >= CLASSES:
+        raise UserError(
+            f"The label {highest} is no number of a class; number the classes from 0, or name them with classes=."
+        )
+    return tuple(str(label) for label in range(1 + highest))
 
 
 def _worded(y: Labels) -> bool:

@@ -16,11 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from pfedvem.data.loading import assemble
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import load_source
 from pfedvem.errors import UserError
-from pfedvem.experiments.compare import Measure, measure
+from pfedvem.experiments.compare import Measure, Summary, measure
 from pfedvem.experiments.config import Config
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
@@ -82,6 +84,18 @@ class Reproduction:
                 if ours is not None or paper is not None:
                     out.append(Found(cell, name, ours, len(runs), paper))
         return out
+
+
+class _Kept(BaseModel):
+    """What tables and figures take from a run's file, which may be damaged."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    config: dict[str, Any]
+    summary: Summary
+    history: list[dict[str, float | None]]
+    clients: dict[str, list[float | None]]
+    snapshots: dict[int, dict[str, list[float | None]]]
 
 
 class Recorder(Progress):
@@ -159,9 +173,10 @@ def finished(config: Config, file: Path) -> Record | None:
     if not file.exists():
         return None
     try:
-        record: Record = json.loads(file.read_bytes())
+        _Kept.model_validate_json(content := file.read_bytes())
+        record: Record = json.loads(content)
         was, now = flat(record["config"]), flat(config.dump())
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise UserError(f"{file} is damaged: delete it, and it is run again.") from error
     free = (FREE - {"rounds"}) | ({"eval_every"} if config.eval_every == 0 else set())
     keys = sorted({*was, *now} - free)

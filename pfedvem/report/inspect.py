@@ -60,7 +60,14 @@ def inspection(folder: Path) -> Inspection:
     path = place.parent / "clients.csv"
     if not path.is_file():
         raise UserError(f"There is no clients.csv beside {place}; give the folder of a run, or of Result.save.")
-    table = pd.read_csv(path, dtype={"client": str}).set_index("client")
+    try:
+        table = pd.read_csv(path, dtype={"client": str}, keep_default_na=False).set_index("client")
+        told = {*NUMBERS, "discarded"} & set(table.columns)
+        table = table.assign(**{name: pd.to_numeric(table[name].replace("", math.nan)) for name in told})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read; `pfedvem run --resume` writes it again.") from error
+    if len(set(table.index)) < len(table) or not {"n_train", "pm"} <= told:
+        raise UserError(f"{path} is no table of clients; `pfedvem run --resume` writes it again.")
     table["gain"] = table["pm"] - table["alone"] if "alone" in table.columns else math.nan
     for name in NUMBERS:
         if name not in table.columns:

@@ -71,15 +71,14 @@ def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State 
     ``like`` is a state of the same run; its clients' arrays are filled. There is nothing to go on from where the folder
     is empty; it is an error if checkpoints are there but none can be read, or if they belong to other settings.
     """
-    warnings = []
+    warnings: list[str] = []
     for path in _found(folder):
         try:
             manifest = _read(path)
+            _refuse_other(manifest["identity"], identity, folder)
+            return _restore(manifest, path / "state.safetensors", like), warnings
         except Damaged as damage:
             warnings.append(f"the checkpoint {path.name} is damaged ({damage})")
-            continue
-        _refuse_other(manifest["identity"], identity, folder)
-        return _restore(manifest, path / "state.safetensors", like), warnings
     strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
     if warnings or strangers:
         reason = warnings[0] if warnings else f"{strangers[0]} is no checkpoint"
@@ -123,12 +122,17 @@ def _read(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / "manifest.json").read_bytes())
         with open(path / "state.safetensors", "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Damaged(type(error).__name__) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise Damaged("it is not of this version's format")
     if found != manifest.get("sha256"):
         raise Damaged("its checksum does not match")
+    kinds = {"identity": dict, "history": list, "round": int, "seconds": int | float}
+    if not all(isinstance(manifest.get(key), kind) for key, kind in kinds.items()):
+        raise Damaged("its manifest is not what this version writes")
+    if not all(isinstance(line, dict) and isinstance(line.get("round"), int) for line in manifest["history"]):
+        raise Damaged("its history is not what this version writes")
     return manifest
 
 
@@ -144,17 +148,29 @@ def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: 
 
 def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
     template = _Tensors(like.server, None, like.scores)
-    with safetensors.safe_open(file, framework="pt") as stored:
-        # A score that an earlier version did not know is not known here either.
-        known = set(stored.keys())
-        leaves = tree.named(template).items()
-        value = tree.rebuild(template, [stored.get_tensor(name) if name in known else leaf for name, leaf in leaves])
-        for name, leaf in tree.named({"clients": like.clients}).items():
-            rows, step = stored.get_slice(name), max(1, CHUNK // max(1, leaf[0].numel()))
-            for begin in range(0, len(leaf), step):
-                leaf[begin : begin + step] = rows[begin : begin + step]
+    try:
+        with safetensors.safe_open(file, framework="pt") as stored:
+            known = set(stored.keys())
+            for name, leaf in tree.named(_Tensors(like.server, like.clients, like.scores)).items():
+                if name in known and _kind(stored.get_slice(name)) != (DTYPES[leaf.dtype], list(leaf.shape)):
+                    raise Damaged(f"{name} is of another network")
+            # A score that an earlier version did not know is not known here either.
+            leaves = tree.named(template).items()
+            filled = [stored.get_tensor(name) if name in known else leaf for name, leaf in leaves]
+            value = tree.rebuild(template, filled)
+            for name, leaf in tree.named({"clients": like.clients}).items():
+                rows, step = stored.get_slice(name), max(1, CHUNK // max(1, leaf[0].numel()))
+                for begin in range(0, len(leaf), step):
+                    leaf[begin : begin + step] = rows[begin : begin + step]
+    except (OSError, safetensors.SafetensorError) as error:
+        raise Damaged(str(error)) from error
     history = tuple(manifest["history"])
     return State(manifest["round"], value.server, like.clients, value.scores, history, manifest["seconds"])
+
+
+def _kind(stored: Any) -> tuple[str, list[int]]:
+    """The type and shape of a tensor in a file."""
+    return stored.get_dtype(), stored.get_shape()
 
 
 def write(path: Path, content: bytes) -> None:
