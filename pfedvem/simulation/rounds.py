@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -207,6 +206,9 @@ def play(
 
     visited = [j for outcome in outcomes for j in outcome.job.clients]
     rows = tree.cat([outcome.client for outcome in outcomes])
+    for j in sorted(j for outcome in outcomes for j in outcome.lost):
+        name = setup.federation.shards[j].id
+        progress.note(f"Round {state.round + 1}: client {name} has overflowed in training and keeps what it had.")
     server = algorithm.merge(state.server, finite_uploads(setup, outcomes, state.round + 1, progress))
     if personal and algorithm.personal_after_merge:
         test = Job(state.round, tuple(personal), evaluate=True, train=False)
@@ -267,7 +269,7 @@ def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: 
     uploads = [outcome for outcome in outcomes if outcome.job.upload]
     clients = [j for outcome in uploads for j in outcome.job.clients]
     ups = tree.cat([outcome.up for outcome in uploads])
-    finite = torch.stack([finite_rows(leaf) for leaf in tree.leaves(ups)]).all(0).tolist()
+    finite = tree.finite(ups).tolist()
     rows = [row for row, fine in enumerate(finite) if fine]
     if not rows:
         raise UserError(f"Training diverged in round {round}: every upload overflowed. Try a smaller learning rate.")
@@ -275,14 +277,6 @@ def finite_uploads(setup: Setup, outcomes: list[Outcome], round: int, progress: 
         name = setup.federation.shards[j].id
         progress.note(f"Round {round}: the upload of client {name} has overflowed and was left out.")
     return ups if len(rows) == len(clients) else tree.take(ups, rows)
-
-
-def finite_rows(leaf: Tensor) -> Tensor:
-    """Which rows have only finite numbers, (C,). A row whose sum is finite has; the others are looked at in full."""
-    rows = leaf.unsqueeze(1).flatten(1)
-    finite = rows.sum(1).isfinite()
-    finite[~finite] = rows[~finite].isfinite().all(1)
-    return finite
 
 
 def mean(values: Tensor) -> float:
