@@ -333,7 +333,24 @@ TARGETS = {
 
 # Values that are wrong in ways that bytes alone seldom find
 
-NASTY: list[Any] = [None, True, -1, 0, 0.5, 1e308, 10**400, math.nan, math.inf, "", "x", "é\u2028[b]", [], [[]], {}, {"x": 1}]
+NASTY: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    0.5,
+    1e308,
+    10**400,
+    math.nan,
+    math.inf,
+    "",
+    "x",
+    "é\u2028[b]",
+    [],
+    [[]],
+    {},
+    {"x": 1},
+]
 
 
 def swapped(value: Any, random: Random) -> Any:

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from pfedvem.algorithms import METHODS
 from pfedvem.errors import UserError
+from pfedvem.report.data import save_picture
 from pfedvem.report.plots import ALONE, GM, PM, plain_ticks
 from pfedvem.report.run import shown
 from pfedvem.trained import model_folder, read_card
@@ -196,7 +197,7 @@ def draw(found: Inspection, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=8)
     figure.suptitle(f"{found.method}: {len(table)} clients", fontsize=11)
-    figure.savefig(path, dpi=150)
+    save_picture(figure, path)
 
 
 def _confidences(axis: Axes, found: Inspection) -> None:
