@@ -115,7 +115,7 @@ LINES = [
     f"reproduce fig-partition-sizes --datasets digits --clients {BIG} --draws 1",
     "reproduce table1 --set x=1 --datasets digits", "reproduce fig-partition-sizes --datasets x",
     "report", "report nowhere", "report file", "report empty", "report foreign/checkpoint", "report run --out empty",
-    "report run --out file/x.html", "report run --nonsense",
+    "report run --nonsense",
     "predict", "predict run", "predict nowhere --data numbers.npz --general", "predict run --data numbers.npz --general",
     "predict run --data nowhere --general", "predict run --data empty --general", "predict run --data bytes.csv --general",
     "predict run --data bytes.parquet --general", "predict run --data bytes.npz --general",
@@ -140,7 +140,7 @@ LINES = [
     "nothing", "''", "--nonsense", "version x",
     # Nobody may write there, nor read that.
     "run --out /proc/x", "compare --methods fedavg --out /proc/x", "sweep --method fedavg --space lr=1 --out /proc/x",
-    "report run --out /proc/x.html", "export run --general --out /proc/x", "flower new /proc/x", "flower keys /proc/x",
+    "flower new /proc/x", "flower keys /proc/x",
     "run --config /proc/self/mem", "predict run --data PICTURES --general --out /proc/x.csv",
     "bench --against /proc/self/mem", "inspect run --plot /proc/x.png", "data show --plot /proc/x.png",
 ]  # fmt: skip
