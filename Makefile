@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-flower test-slow lint docs clean
+.PHONY: setup run test test-flower test-slow lint fuzz docs clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,10 @@ test: lint
 
 test-flower: setup
 	$(VENV)/bin/python -m pytest -m deployment tests/flower
+
+fuzz: setup
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	for target in $$(ls fuzz/corpus); do $(VENV)/bin/python fuzz/fuzz.py $$target -max_total_time=60 || exit 1; done
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet

@@ -1,6 +1,6 @@
 """Fuzzes everything that parses bytes which somebody else may have written.
 
-python fuzz/fuzz.py TARGET [-max_total_time=120] [FOLDER]    by Atheris, into fuzz/corpus/TARGET unless a folder is given
+python fuzz/fuzz.py TARGET [-max_total_time=120] [FOLDER]    by Atheris, from fuzz/corpus/TARGET unless a folder is given
 python fuzz/fuzz.py --seeds                                  writes the good files, to start from, into fuzz/corpus
 
 A target is a folder of good files, of which one is replaced by what the fuzzer makes up: the first byte says which.
@@ -396,8 +396,10 @@ def main() -> None:
             return
         words, ready = sys.argv, Ready(sys.argv[1], Path(scratch))
         given = [word for word in words[2:] if not word.startswith("-")]
-        folder = [] if given else [str(CORPUS / words[1])]
-        atheris.Setup([words[0], *words[2:], *folder], ready, custom_mutator=mutated)
+        # What is new goes into the first folder, which is kept only where one is given.
+        (new := Path(scratch) / "new").mkdir()
+        places = [] if given else [str(new), str(CORPUS / words[1])]
+        atheris.Setup([words[0], *words[2:], *places], ready, custom_mutator=mutated)
         atheris.Fuzz()
 
 

@@ -9,7 +9,10 @@ import pytest
 from fuzz.fuzz import CORPUS, TARGETS, Ready
 
 
-@pytest.mark.parametrize("name", TARGETS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == "drawn" else name for name in TARGETS]
+
+
+@pytest.mark.parametrize("name", SLOW)
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_whatever_is_in_a_file_is_read_or_refused_by_an_error_that_is_meant(name: str, tmp_path: Path) -> None:
     ready = Ready(name, tmp_path)

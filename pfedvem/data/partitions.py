@@ -28,6 +28,8 @@ def _name(kind: int) -> str:
 
 def positions(types: Indices) -> dict[int, Indices]:
     """For each type, in order, where its samples are."""
+    if len(types) == 0:
+        return {}
     kinds, counts = np.unique(types, return_counts=True)
     order = np.argsort(types, kind="stable").astype(np.int64)
     return dict(zip(kinds.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=True))

@@ -128,6 +128,12 @@ def test_nothing_that_is_sent_is_unpickled(stype: str) -> None:
     assert Trap.sprung == []
 
 
+def reply(node: int, records: RecordDict, group: str) -> Any:
+    """A message as the strategy sees it."""
+    metadata = SimpleNamespace(src_node_id=node, group_id=group)
+    return SimpleNamespace(metadata=metadata, content=records, has_error=lambda: False)
+
+
 def strategy() -> FederatedStrategy:
     chosen, model = Settings.read({"experiment": "any", "clients": 3, "min-sites": 1, "out": "out"}), small_network()
     return FederatedStrategy(chosen, model, start(chosen, model), lambda *_: None)
@@ -162,14 +168,15 @@ def test_a_reply_is_used_or_left_out_and_never_an_error(
     told: dict[str, Any], changed: dict[str, Array], group: str, missing: str
 ) -> None:
     server = strategy()
+    server._layout = LAYOUT  # as the server would imagine it
     server._meet(7, ConfigRecord(GREETING))
-    server._asked = {7: True}
+    server._meet(8, ConfigRecord({**GREETING, "client": 1, "name": "b"}))
+    server._asked = {7: True, 8: True}
     records = RecordDict({wire.UP: ArrayRecord({**ARRAYS, **changed}), wire.NUMBERS: MetricRecord({**NUMBERS, **told})})
     if missing:
         del records[missing]
-    metadata = SimpleNamespace(src_node_id=7, group_id=group)
-    reply: Any = SimpleNamespace(metadata=metadata, content=records, has_error=lambda: False)
-    _, metrics = server.aggregate_train(1, [reply])
+    good = RecordDict({wire.UP: ArrayRecord(ARRAYS), wire.NUMBERS: MetricRecord(NUMBERS)})
+    _, metrics = server.aggregate_train(1, [reply(7, records, group), reply(8, good, "0")])
     assert metrics is None
     assert server._merged is not None
     assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(server._merged.server))
