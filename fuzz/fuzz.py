@@ -1,10 +1,10 @@
 """Fuzzes everything that parses bytes which somebody else may have written.
 
-python fuzz/fuzz.py TARGET [-max_total_time=120] [FOLDER]    by Atheris, from fuzz/corpus/TARGET unless a folder is given
-python fuzz/fuzz.py --seeds                                  writes the good files, to start from, into fuzz/corpus
+python fuzz/fuzz.py TARGET [-max_total_time=120] [FOLDER]    by Atheris, from FOLDER or fuzz/corpus/TARGET
+python fuzz/fuzz.py --seeds                                  writes the good files into fuzz/corpus
 
 A target is a folder of good files, of which one is replaced by what the fuzzer makes up: the first byte says which.
-Reading the folder then gives a value, or an error that is meant: UserError, Malformed or Damaged. All else is a finding.
+Reading the folder then gives a value, or an error that is meant: UserError, Malformed or Damaged. All else is found.
 """
 
 from __future__ import annotations

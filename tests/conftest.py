@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, settings
 from pfedvem.data.federation import Federation
 from pfedvem.models import Model
 
-
 # Properties are tried on few examples in each run of the tests, and on many by --hypothesis-profile=thorough.
 settings.register_profile(
     "few", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -62,7 +62,7 @@ def trained(method: str, federation: Federation) -> tuple[Result | None, list[st
     heard = Heard()
     try:
         result = fit(
-            METHODS[method](**{key: value for key, value in SHORT.items() if key in METHODS[method].model_fields}),
+            METHODS[method].model_validate({key: SHORT[key] for key in SHORT if key in METHODS[method].model_fields}),
             small_network(),
             federation,
             rounds=3,
@@ -94,7 +94,7 @@ def test_training_ends_in_finite_numbers_or_says_why_not(method: str, case: str)
 
 @pytest.mark.parametrize("method", ["local", "fedper"])
 def test_a_client_that_overflows_keeps_what_it_had_and_is_named(method: str) -> None:
-    wild = METHODS[method](lr=1e4)
+    wild = METHODS[method].model_validate({"lr": 1e4})
     federation = changed(blobs((7, 12, 5)), lambda x, y: (1e6 * x if len(x) == 12 else x / 1e6, y))
     setup = Setup(wild, small_network(), federation, 0)
     before = start(setup)

@@ -8,7 +8,6 @@ import pytest
 
 from fuzz.fuzz import CORPUS, TARGETS, Ready
 
-
 SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == "drawn" else name for name in TARGETS]
 
 

@@ -68,7 +68,7 @@ def from_frame(
     # Numbers are labels like words: those that occur are the classes.
     sides = [frame] if test is None else [frame, test]
     values = [None if side[label].isna().any() else _values(side, label) for side in sides]
-    found = [str(value) for value in np.unique(np.concatenate([v for v in values if v is not None] or [[]]))]
+    found = [str(value) for value in np.unique(np.concatenate([v for v in values if v is not None] or [np.empty(0)]))]
     parts = _by_client(frame, client, label, chosen)
     held = None if test is None else _by_client(test, client, label, chosen)
     return _federation(parts, held, tuple(map(str, chosen)), holdout, classes or found, standardise, name, seed)

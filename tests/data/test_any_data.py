@@ -56,7 +56,7 @@ def test_a_partition_deals_every_sample_once_and_the_same_again_or_is_refused(
     seed: int,
     counts: list[int],
     clients: int,
-    partition: str,
+    partition: Any,
     each: int,
     groups: int,
     sizes: Any,
@@ -109,11 +109,12 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
 
 @given(frame=frames())
 def test_a_table_is_a_federation_or_is_refused(frame: pd.DataFrame) -> None:
-    for make in (
+    makers: list[Callable[[], Federation]] = [
         lambda: Federation.from_frame(frame, client="site", label="label"),
         lambda: Federation.from_datasets({"one": frame}),
         lambda: Federation.from_datasets([frame, frame], label="label", standardise=True),
-    ):
+    ]
+    for make in makers:
         try:
             found = make()
         except UserError as error:
@@ -122,9 +123,11 @@ def test_a_table_is_a_federation_or_is_refused(frame: pd.DataFrame) -> None:
             check(found)
 
 
-arrays = st.one_of(
+TYPES: list[Any] = [np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_, np.complex64, ">f4", "U3"]
+KINDS: list[Any] = [np.int64, np.float64, np.uint64, np.bool_, "U2"]
+arrays: st.SearchStrategy[Any] = st.one_of(
     hnp.arrays(
-        st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_, np.complex64, ">f4", "U3"]),
+        st.sampled_from(TYPES),
         hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
     ),
     st.lists(cells, max_size=5),
@@ -135,7 +138,7 @@ arrays = st.one_of(
 )
 labels = st.one_of(
     st.lists(st.integers(0, 3), max_size=5),
-    hnp.arrays(st.sampled_from([np.int64, np.float64, np.uint64, np.bool_, "U2"]), st.integers(0, 5)),
+    hnp.arrays(st.sampled_from(KINDS), st.integers(0, 5)),
     arrays,
 )
 

@@ -1,4 +1,4 @@
-"""Whatever is asked for is a configuration, which is saved and read back as it was, or an error that a user can mend."""
+"""Whatever is asked for is a configuration, which is read back as it was saved, or an error that a user can mend."""
 
 from __future__ import annotations
 

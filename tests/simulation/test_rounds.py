@@ -15,7 +15,7 @@ from pfedvem.models import Model
 from pfedvem.rng import uploaders
 from pfedvem.simulation.executors import Sequential
 from pfedvem.simulation.fit import fit
-from pfedvem.simulation.rounds import Progress, State, finite_rows, one_round, plan, play, simulate, start
+from pfedvem.simulation.rounds import Progress, State, one_round, plan, play, simulate, start
 from pfedvem.simulation.work import Job, Setup, perform, score, score_general
 from tests.conftest import blobs
 
@@ -196,5 +196,5 @@ def test_errors_of_calibration_in_different_bins_do_not_cancel() -> None:
 def test_a_row_is_finite_even_where_its_sum_is_not() -> None:
     huge = torch.full((3, 2, 2), 3e38)
     huge[1, 0, 1], huge[2, 1, 0] = math.nan, math.inf
-    assert finite_rows(huge).tolist() == [True, False, False]
-    assert finite_rows(torch.tensor([1.0, math.inf])).tolist() == [True, False]
+    assert tree.finite(huge).tolist() == [True, False, False]
+    assert tree.finite(torch.tensor([1.0, math.inf])).tolist() == [True, False]
