@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test test-flower test-slow lint docs audit clean
+.PHONY: setup run test test-flower test-slow lint fuzz docs audit clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ audit:  # known weaknesses of the packages that the tests run with; asks a datab
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip install --quiet pip-audit
 	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+fuzz: setup
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	for target in $$(ls fuzz/corpus); do $(VENV)/bin/python fuzz/fuzz.py $$target -max_total_time=60 || exit 1; done
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet

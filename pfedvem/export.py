@@ -34,6 +34,8 @@ def export(
         raise UserError(f"There is no format {form!r}; there are {', '.join(FORMATS)}.")
     if form == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise UserError('ONNX needs further packages: pip install "pfedvem[export]".')
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file for the model.")
     predictor = trained.predictor(client, samples)
     example = torch.zeros(2, *trained.inputs.shape, dtype=torch.uint8 if trained.inputs.images else torch.float32)
     with torch.no_grad():

@@ -136,19 +136,11 @@ def admit(guard: Guard, algorithm: AnyAlgorithm, down: Any, ups: Any, typical: f
 
 def _usable(algorithm: AnyAlgorithm, ups: Any) -> Tensor:
     """Which uploads can be merged at all, (C,)."""
-    fine = torch.stack([finite_rows(leaf) for leaf in tree.leaves(ups)]).all(0)
+    fine = tree.finite(ups)
     for name, leaf in tree.named(ups).items():
         if name in algorithm.claims:
             fine &= leaf > 0
     return fine
-
-
-def finite_rows(leaf: Tensor) -> Tensor:
-    """Which rows have only finite numbers, (C,). A row whose sum is finite has; the others are looked at in full."""
-    rows = leaf.unsqueeze(1).flatten(1)
-    finite = rows.sum(1).isfinite()
-    finite[~finite] = rows[~finite].isfinite().all(1)
-    return finite
 
 
 def _capped(algorithm: AnyAlgorithm, down: Any, ups: T, size: float) -> tuple[T, dict[int, str]]:

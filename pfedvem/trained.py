@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -36,9 +38,8 @@ from pfedvem.simulation.executors import one_thread
 from pfedvem.uncertainty import SAMPLES, Prediction, Predictor
 
 FORMAT = 2  # 1 had no checksums and is still read
+LARGEST = 2**24  # numbers of one input: more is no input, but a damaged file
 ROUNDS = 30  # of local training for a client that comes later
-CARD = {"method", "algorithm", "network", "head", "classes", "clients", "seed"}  # what model.json has to say
-CARD |= {"input_shape", "images", "mean", "std", "columns", "backbone"}
 AGAIN = "`pfedvem run --resume` writes a run's model again."
 
 
@@ -182,6 +183,41 @@ class Trained:
 # Files
 
 
+class _About(BaseModel):
+    """What a client's file says of itself, which may be damaged."""
+
+    format: int
+    client: str
+    numbers: dict[str, float]
+
+
+class _Card(BaseModel):
+    """model.json, which may be damaged."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    method: str
+    algorithm: dict[str, Any]
+    network: str | None
+    head: str
+    classes: list[str] = Field(min_length=1)
+    clients: list[str]
+    seed: int = Field(ge=0, lt=2**63)
+    input_shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    images: bool
+    mean: list[float]
+    std: list[Annotated[float, Field(gt=0)]]
+    columns: list[str]
+    backbone: bool
+    sha256: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if math.prod(self.input_shape) > LARGEST or {len(self.mean), len(self.std)} - {1, self.input_shape[0]}:
+            raise ValueError("the shape of inputs")
+        return self
+
+
 def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module | None = None) -> Trained:
     """Reads what ``Result.save`` or a run has written.
 
@@ -202,7 +238,7 @@ def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module
     backbone = backbone.eval().requires_grad_(False) if backbone is not None else None
     inputs = Inputs(shape, card["images"], tuple(card["mean"]), tuple(card["std"]), tuple(card["columns"]), backbone)
     like = algorithm.server_init(split, len(card["clients"]), Rng(card["seed"], START, [SERVER]))
-    for name, wanted in card.get("sha256", {}).items():
+    for name, wanted in card["sha256"].items():
         _refuse_damaged(place / f"{name}.safetensors", wanted)
     server = _filled(like, place / "server.safetensors")
     clients = tuple(card["clients"])
@@ -239,10 +275,11 @@ def read_card(place: Path) -> dict[str, Any]:
         raise UserError(f"{place / 'model.json'} cannot be read ({error}). {AGAIN}") from error
     if card.get("format") not in (1, FORMAT):
         raise UserError(f"{place} was written by another version. {AGAIN}")
-    missing = sorted(CARD - card.keys())
-    if missing:
-        raise UserError(f"{place / 'model.json'} is not of a model: it does not say {missing[0]}.")
-    return card
+    try:
+        return _Card(**card).model_dump()
+    except ValidationError as error:
+        what = " ".join(map(str, error.errors()[0]["loc"])) or "input_shape"
+        raise UserError(f"{place / 'model.json'} is damaged: its {what} is not what a run writes. {AGAIN}") from error
 
 
 def write_personal(place: Path, number: int, personal: Personal) -> Path:
@@ -280,6 +317,7 @@ def read_personal(path: Path, model: Model) -> Personal:
     _refuse_other_shapes(mean, tree.named(model.initial), path)
     params = tree.rebuild(model.initial, [mean[name] for name in tree.named(model.initial)])
     sd = {name.removeprefix("sd."): leaf for name, leaf in tensors.items() if name.startswith("sd.")}
+    _refuse_other_shapes(sd, {name: leaf for name, leaf in tree.named(model.initial).items() if name in sd}, path)
     return Personal(about["client"], Posterior(params, sd), about["numbers"])
 
 
@@ -296,11 +334,10 @@ def _personal_files(place: Path) -> Iterator[tuple[Path, str]]:
 def _about(metadata: dict[str, str] | None) -> dict[str, Any]:
     """What the file of a personalised model says of itself."""
     try:
-        about = json.loads((metadata or {})["about"])
+        about: dict[str, Any] = json.loads((metadata or {})["about"])
+        _About.model_validate(about)
     except (KeyError, ValueError, RecursionError) as error:
         raise Damaged("it does not say whose it is") from error
-    if not isinstance(about, dict) or not {"format", "client", "numbers"} <= about.keys():
-        raise Damaged("it does not say whose it is")
     if about["format"] not in (1, FORMAT):
         raise Damaged("it was written by another version")
     return about
@@ -327,7 +364,10 @@ def _filled(like: Any, path: Path) -> Any:
 
 
 def _refuse_other_shapes(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
-    shapes = [{name: tuple(leaf.shape) for name, leaf in side.items()} for side in (found, wanted)]
+    shapes: list[dict[str, object]] = [
+        {name: tuple(leaf.shape) if leaf.is_floating_point() else leaf.dtype for name, leaf in side.items()}
+        for side in (found, wanted)
+    ]
     differing = [name for name in sorted({*found, *wanted}) if shapes[0].get(name) != shapes[1].get(name)]
     if differing:
         name = differing[0]
@@ -347,6 +387,6 @@ def _where(algorithm: AnyAlgorithm) -> str:
 
 def _algorithm(saved: dict[str, Any], place: Path) -> AnyAlgorithm:
     try:
-        return method(saved.pop("class"))(**saved)
+        return method(str(saved.pop("class", "")))(**saved)
     except ValueError as error:
         raise UserError(f"The method of {place} cannot be made again: {error}.") from error

@@ -115,6 +115,20 @@ def where(condition: Tensor, a: T, b: T) -> T:
     return map(lambda x, y: x.where(condition.view(-1, *[1] * (x.ndim - 1)), y), a, b)
 
 
+def finite(tree: Any) -> Tensor:
+    """Which clients have only finite numbers, (C,); all of none where there are no leaves."""
+    found = [_finite_rows(leaf) for leaf in leaves(tree)]
+    return torch.stack(found).all(0) if found else torch.ones(0, dtype=torch.bool)
+
+
+def _finite_rows(leaf: Tensor) -> Tensor:
+    """A row whose sum is finite has only finite numbers; the others are looked at in full."""
+    rows = leaf.unsqueeze(1).flatten(1)
+    found = rows.sum(1).isfinite()
+    found[~found] = rows[~found].isfinite().all(1)
+    return found
+
+
 def expand(tree: T, clients: int) -> T:
     """The same value for each of so many clients: every leaf gets a leading client dimension (a view, not a copy)."""
     return map(lambda leaf: leaf.expand(clients, *leaf.shape), tree)

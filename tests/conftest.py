@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from pfedvem.data.federation import Federation
 from pfedvem.models import Model
+
+# Properties are tried on few examples in each run of the tests, and on many by --hypothesis-profile=thorough.
+settings.register_profile(
+    "few", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.register_profile("thorough", settings.get_profile("few"), max_examples=3000)
+settings.load_profile("few")
 
 
 def blobs(sizes: tuple[int, ...], classes: int = 3, features: int = 4, seed: int = 0) -> Federation:

@@ -71,5 +71,5 @@ def imported(name: str, what: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(f"The {what} {name!r} cannot be imported: {error}.") from error

@@ -102,7 +102,7 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
             params = self._train(model, start, train, rng, candidate)
             with torch.no_grad():
                 logits = model.logits(params, rest.x)
-            right = logits.argmax(-1) == rest.y
+            right = (logits.argmax(-1) == rest.y) & logits.isfinite().all(-1)
             right = right if rest.mask is None else right & rest.mask
             loss = model.nll(logits, rest).nan_to_num(torch.inf)
             for row, hits, value in zip(scores, right.sum(1).tolist(), loss.tolist(), strict=True):

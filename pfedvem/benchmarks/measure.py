@@ -248,6 +248,6 @@ def regressions(now: Any, before: Any, floor: float, path: str = "") -> list[str
         was = before.get(key) if isinstance(before, dict) else None
         if isinstance(value, dict):
             found += regressions(value, was or {}, floor, f"{path}{key}.")
-        elif key.startswith("ratio") and was is not None and value < floor * was:
+        elif key.startswith("ratio") and isinstance(was, float) and value < floor * was:
             found.append(f"{path}{key} was {was:.1f} and is {value:.1f}")
     return found

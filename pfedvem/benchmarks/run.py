@@ -58,8 +58,8 @@ def chosen(names: Sequence[str], known: Sequence[str], kind: str) -> list[str]:
 def read_figures(file: Path) -> dict[str, Any]:
     """The figures of an earlier benchmark."""
     try:
-        figures = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        figures = json.loads(file.read_text(encoding="utf-8"), parse_int=float)
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is no readable file of figures: run pfedvem bench --out {file} first.") from error
     if not isinstance(figures, dict) or "networks" not in figures:
         raise UserError(f"{file} holds no figures of pfedvem bench.")

@@ -46,8 +46,8 @@ def flower_keys(
     host: Annotated[
         list[str] | None, Option(help="A name or address of the server besides localhost; may repeat.")
     ] = None,
-    port: Annotated[int, Option(help="The server's port.")] = 8000,
-    days: Annotated[int, Option(help="How long the certificates are valid.")] = 30,
+    port: Annotated[int, Option(min=1, max=65535, help="The server's port.")] = 8000,
+    days: Annotated[int, Option(min=1, max=36500, help="How long the certificates are valid.")] = 30,
 ) -> None:
     """Make an authority, the server's certificate and the sites' keys, for a test federation."""
     _need_flower()

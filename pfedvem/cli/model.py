@@ -155,7 +155,15 @@ def _whose(client: str | None, general: bool) -> str | None:
 
 
 def _load(folder: Path, network: str | None) -> Trained:
+    from torch import nn
+
     from pfedvem.algorithms import imported
     from pfedvem.trained import load
 
-    return load(folder, imported(network, "network")() if network is not None else None)
+    if network is None:
+        return load(folder)
+    make = imported(network, "network")
+    made = make() if callable(make) else None
+    if not isinstance(made, nn.Module):
+        raise UserError(f"{network} makes no network; name a function, as package.module:function, that gives one.")
+    return load(folder, made)

@@ -94,7 +94,7 @@ def _partitions(
     """Draws partitions only; nothing is trained."""
     from rich.progress import Progress
 
-    from pfedvem.data.settings import DataSettings
+    from pfedvem.experiments.config import load
     from pfedvem.experiments.reproduce import partition_sizes
     from pfedvem.experiments.studies import STUDIES
     from pfedvem.report.figures import draw_partition_sizes
@@ -106,7 +106,8 @@ def _partitions(
     drawn = []
     with Progress(console=console) as bar:
         for dataset in datasets:
-            settings = [DataSettings(dataset=dataset, root=root, clients=count) for count in clients]
+            shared = given(dataset=dataset, root=str(root) if root is not None else None)
+            settings = [load(flags={"data": {**shared, "clients": count}}).data for count in clients]
             task = bar.add_task(dataset, total=draws * len(settings))
             sizes = partition_sizes(settings, draws, lambda task=task: bar.advance(task))  # type: ignore[misc]
             drawn += draw_partition_sizes(dataset, sizes, draws, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor
 
 from pfedvem.data.images import decode
@@ -44,8 +44,8 @@ def _table(path: Path, inputs: Inputs, label: str) -> tuple[Tensor, NDArray[Any]
 
     try:
         frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a table: {error}.") from error
+    except Exception as error:  # whatever the file's bytes make of pandas and its readers
+        raise UserError(f"{path} cannot be read as a table: {_said(error)}.") from error
     x = inputs.read(frame)
     if label not in frame.columns or label in inputs.columns:
         return x, None
@@ -56,10 +56,15 @@ def _arrays(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
-        with np.load(path, allow_pickle=False) as file:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from error
+    except Exception as error:  # whatever the file's bytes make of their readers
+        raise UserError(f"{path} cannot be read: {_said(error)}.") from error
+
+
+def _said(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _images(path: Path, inputs: Inputs) -> tuple[Tensor, NDArray[Any] | None]:

@@ -28,7 +28,9 @@ def decode(files: Sequence[Encoded], size: int | None = None, colour: bool = Fal
                 if mode == "L" and image.mode not in _GREY:
                     return decode(files, size, colour=True)  # one image of colour makes all of them colour
                 pixels = _pixels(image, mode, size)
-        except (OSError, SyntaxError) as error:
+        except UserError:
+            raise
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise UserError(f"Image {i} of the data set cannot be read ({error}); mend or remove it.") from error
         if out is None:
             out = np.empty((len(files), *pixels.shape), dtype=np.uint8)

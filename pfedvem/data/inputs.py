@@ -90,6 +90,8 @@ def as_tensor(x: Any) -> Tensor:
         tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.require(x, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise UserError(f"Inputs must be numbers of one shape, as a tensor or an array: {error}.") from error
+    if tensor.ndim == 0:
+        raise UserError("Inputs must be numbers of one shape, as a tensor or an array: this is a single one.")
     if tensor.dtype == torch.uint8 and tensor.ndim == 3:
         return tensor.unsqueeze(1)
     if tensor.dtype == torch.uint8 and tensor.ndim == 4:
@@ -110,7 +112,8 @@ def numbers(frame: Any, columns: Sequence[str], whose: str) -> Tensor:
             raise UserError(
                 f"The column {name!r} holds no numbers; turn it into some (pandas.get_dummies) or leave it out."
             )
-        refuse_missing(torch.from_numpy(np.array(column, dtype=np.float64)), f"{whose} (column {name!r})")
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+            refuse_missing(torch.from_numpy(np.array(column, dtype=np.float32)), f"{whose} (column {name!r})")
     return torch.from_numpy(np.array(frame[list(columns)], dtype=np.float32))
 
 

@@ -207,6 +207,8 @@ def _samples(x: Any, y: Any, group: Indices | None) -> Samples:
     labels = np.asarray(y, dtype=np.int64)
     if len(inputs) != len(labels) or (group is not None and len(group) != len(labels)):
         raise UserError("There must be one label, and one group if you give groups, for each input.")
+    if len(labels) == 0:
+        raise UserError("There are no samples.")
     if (labels < 0).any():
         raise UserError("Labels must be whole numbers from 0.")
     return Samples(inputs, labels, group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pfedvem.errors import UserError
 
 Labels = NDArray[Any]
 Part = tuple[Tensor, Labels]
+CLASSES = 100_000  # a label beyond is no number of a class, but some id
 
 
 def from_datasets(
@@ -65,8 +67,8 @@ def from_frame(
     chosen = list(features) if features is not None else [c for c in frame.columns if c not in (client, label)]
     # Numbers are labels like words: those that occur are the classes.
     sides = [frame] if test is None else [frame, test]
-    values = [None if side[label].isna().any() else side[label].to_numpy() for side in sides]
-    found = [str(value) for value in np.unique(np.concatenate([v for v in values if v is not None] or [[]]))]
+    values = [None if side[label].isna().any() else _values(side, label) for side in sides]
+    found = [str(value) for value in np.unique(np.concatenate([v for v in values if v is not None] or [np.empty(0)]))]
     parts = _by_client(frame, client, label, chosen)
     held = None if test is None else _by_client(test, client, label, chosen)
     return _federation(parts, held, tuple(map(str, chosen)), holdout, classes or found, standardise, name, seed)
@@ -151,7 +153,11 @@ def read(
         data = _items(data, whose)
     if len(data) != 2:
         raise UserError(f"{whose} has {len(data)} parts; give a pair (x, y), and test data by tests=.")
-    x, y = as_tensor(data[0]), np.asarray(data[1])
+    x = as_tensor(data[0])
+    try:
+        y = np.asarray(data[1])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{whose} has labels that are no list or array of one dimension.") from error
     _check(x, y, whose)
     return x, y, None
 
@@ -224,8 +230,21 @@ def _read_frame(
         raise _empty(whose)
     if label is not None and frame[label].isna().any():
         raise UserError(f"{whose} has rows without a label in column {label!r}; drop them.")
-    y = None if label is None else frame[label].to_numpy()
+    y = None if label is None else _values(frame, label)
     return numbers(frame, chosen, whose), y, tuple(map(str, chosen))
+
+
+def _values(frame: Any, column: str) -> Labels:
+    """A column of clients or labels: numbers or words, but not both."""
+    values: Labels = frame[column].to_numpy()
+    kinds = {str if isinstance(value, str) else Real for value in values} if values.dtype.kind == "O" else set()
+    if len(kinds) > 1 or not all(isinstance(value, tuple(kinds)) for value in values if kinds):
+        raise UserError(f"The column {column!r} holds more than words or numbers; make them all of one kind.")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise UserError(
+            f"The column {column!r} holds values that are missing or infinite; fill them or drop those rows."
+        )
+    return values
 
 
 def _by_client(frame: Any, client: str, label: str, columns: list[str]) -> dict[str, Part]:
@@ -235,6 +254,7 @@ def _by_client(frame: Any, client: str, label: str, columns: list[str]) -> dict[
         raise UserError("The table has no rows.")
     if frame[client].isna().any():
         raise UserError(f"Some rows have no client in column {client!r}; fill it or drop them.")
+    _values(frame, client)
     parts = {}
     for key, rows in frame.groupby(client, sort=True, observed=True):
         x, y, _ = _read_frame(rows, f"Client {key}", label, tuple(columns))
@@ -255,7 +275,7 @@ def _check(x: Tensor, y: Labels, whose: str) -> None:
         raise _empty(whose)
     refuse_missing(x, whose)
     if y.dtype.kind == "f":
-        refuse_missing(torch.as_tensor(y), f"{whose} (labels)")
+        refuse_missing(torch.as_tensor(y.astype(np.float64)), f"{whose} (labels)")
 
 
 def _empty(whose: str) -> UserError:
@@ -275,7 +295,12 @@ def _classes(labels: list[Labels], given: Sequence[str] | None) -> tuple[str, ..
         return tuple(map(str, given))
     if any(_worded(y) for y in labels):
         return tuple(sorted({str(value) for y in labels for value in y}))
-    return tuple(str(label) for label in range(1 + max(int(y.max()) for y in labels)))
+    highest = max(int(y.max()) for y in labels)
+    if highest >= CLASSES:
+        raise UserError(
+            f"The label {highest} is no number of a class; number the classes from 0, or name them with classes=."
+        )
+    return tuple(str(label) for label in range(1 + highest))
 
 
 def _worded(y: Labels) -> bool:

@@ -19,6 +19,7 @@ Indices = NDArray[np.int64]
 Sizes = Literal["slices", "equal"] | Sequence[float]
 Cuts = Literal["shared", "independent"]
 Describe = Callable[[int], str]
+LARGEST = 1e100  # of the weights by which data is cut: their sums and products must be numbers
 
 
 def _name(kind: int) -> str:
@@ -27,6 +28,8 @@ def _name(kind: int) -> str:
 
 def positions(types: Indices) -> dict[int, Indices]:
     """For each type, in order, where its samples are."""
+    if len(types) == 0:
+        return {}
     kinds, counts = np.unique(types, return_counts=True)
     order = np.argsort(types, kind="stable").astype(np.int64)
     return dict(zip(kinds.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=True))
@@ -53,7 +56,7 @@ def deal(kinds: Sequence[int], clients: int, each: int, rng: np.random.Generator
 def deal_labels(labels: Indices, clients: int, each: int, rng: np.random.Generator) -> list[list[int]]:
     """Label skew: every client owns ``each`` of the labels. Returns the labels of each client."""
     kinds = np.unique(labels)
-    _check_clients(clients)
+    _check_clients(clients, len(labels))
     _check_each(each, len(kinds), clients, "labels", "")
     return deal(kinds.tolist(), clients, each, rng)
 
@@ -62,7 +65,7 @@ def deal_subclasses(
     labels: Indices, types: Indices, clients: int, each: int, rng: np.random.Generator, names: Sequence[str] = ()
 ) -> list[list[int]]:
     """Concept drift: every client owns ``each`` of the types of every label. Returns the types of each client."""
-    _check_clients(clients)
+    _check_clients(clients, len(labels))
     hands: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         kinds = np.unique(types[labels == label])
@@ -76,7 +79,7 @@ def deal_domains(
     domains: Indices, types: Indices, clients: int, each: int, rng: np.random.Generator, names: Sequence[str] = ()
 ) -> list[list[int]]:
     """Feature skew: every client gets one domain and ``each`` of that domain's types. Returns the types of each."""
-    _check_clients(clients)
+    _check_clients(clients, len(domains))
     kinds = np.unique(domains)
     if clients < len(kinds):
         raise UserError(f"{clients} clients cannot own all {len(kinds)} domains; take at least {len(kinds)} clients.")
@@ -108,7 +111,7 @@ def cut(
     is one weight for all types: types of equal size and number of owners are then cut at the same points, and types
     that differ are cut at nearly the same fractions.
     """
-    _check_clients(len(owned))
+    _check_clients(len(owned), len(types))
     given = None if isinstance(sizes, str) else _check_given(sizes, len(owned))
     gaps = rng.standard_exponential(len(owned))
     owners_of: dict[int, list[int]] = {}
@@ -138,7 +141,7 @@ def cut(
 
 def iid(samples: int, clients: int, rng: np.random.Generator, sizes: Sizes = "slices") -> list[Indices]:
     """Every client draws from the same distribution: all samples are shuffled and cut once."""
-    _check_clients(clients)
+    _check_clients(clients, samples)
     one = np.zeros(samples, dtype=np.int64)
     return cut(one, [[0]] * clients, rng, sizes, describe=lambda _: "The training data")
 
@@ -175,7 +178,7 @@ def dirichlet(
 
 def choose_ids(ids: Indices, clients: int, rng: np.random.Generator) -> Indices:
     """Natural clients: the ids that take part, all of them or a random choice, in order."""
-    _check_clients(clients)
+    _check_clients(clients, clients)
     known = np.unique(ids)
     if clients > len(known):
         raise UserError(f"The data has {len(known)} natural clients, so it cannot make {clients}; take fewer clients.")
@@ -220,9 +223,11 @@ def _slices(samples: Indices, weights: NDArray[np.float64]) -> list[Indices]:
     return np.split(samples, points)
 
 
-def _check_clients(clients: int) -> None:
+def _check_clients(clients: int, samples: int) -> None:
     if clients < 1:
         raise UserError(f"A federation needs at least one client, not {clients}.")
+    if clients > samples:
+        raise UserError(f"The training data has {samples} samples for {clients} clients; take fewer clients.")
 
 
 def _check_each(each: int, kinds: int, clients: int, what: str, where: str, groups: int = 1) -> None:
@@ -239,6 +244,6 @@ def _check_given(sizes: Sequence[float], clients: int) -> NDArray[np.float64]:
     weights = np.asarray(sizes, dtype=np.float64)
     if len(weights) != clients:
         raise UserError(f"The list of sizes has {len(weights)} numbers for {clients} clients; give one for each.")
-    if not (np.isfinite(weights) & (weights > 0)).all():
-        raise UserError("All sizes in the list must be positive numbers.")
+    if not ((weights > 0) & (weights < LARGEST)).all():
+        raise UserError(f"All sizes in the list must be positive numbers below {LARGEST:g}.")
     return weights

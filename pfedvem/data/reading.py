@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +71,11 @@ def _opened(where: Path | str) -> Iterator[DatasetDict]:
         return
     # What `datasets` writes on the way is as large as the data and not needed afterwards.
     with tempfile.TemporaryDirectory(prefix="pfedvem-", ignore_cleanup_errors=True) as scratch:
-        yield _from_folder(where, scratch)
+        folder = where
+        if glob.has_magic(str(where.resolve())):  # `datasets` takes brackets and stars in a name for a pattern
+            folder = Path(scratch) / "data"
+            shutil.copytree(where, folder, copy_function=lambda file, link: os.symlink(os.path.realpath(file), link))
+        yield _from_folder(folder, scratch, where)
 
 
 def _from_hub(where: str) -> DatasetDict:
@@ -85,7 +92,8 @@ def _from_hub(where: str) -> DatasetDict:
         raise UserError(f"{where} cannot be read; one configuration of several is {identity}:NAME. {reason}") from error
 
 
-def _from_folder(where: Path, scratch: str) -> DatasetDict:
+def _from_folder(folder: Path, scratch: str, where: Path) -> DatasetDict:
+    """Reads a folder; ``where`` is what the user calls it."""
     import datasets
 
     # No bar for what takes seconds, and no log of what becomes a sentence here.
@@ -93,7 +101,7 @@ def _from_folder(where: Path, scratch: str) -> DatasetDict:
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
-        return datasets.load_dataset(str(where), cache_dir=scratch)
+        return datasets.load_dataset(str(folder), cache_dir=scratch)
     except (FileNotFoundError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         raise UserError(
             f"The folder {where} has no images that can be read; it needs parquet files with one set of columns, or a "
@@ -178,6 +186,7 @@ def _encoded(data: Dataset, column: str) -> list[Encoded]:
         data = data.cast_column(column, Image(decode=False))
     rows: list[Any] = data.with_format("arrow")[column].to_pylist()
     files: list[Any] = [(row.get("bytes") or row.get("path")) if isinstance(row, dict) else row for row in rows]
+    files = [os.path.realpath(file) if isinstance(file, str) else file for file in files]
     if not all(isinstance(file, (bytes, str)) for file in files):
         raise UserError(f"The column {column!r} does not hold images; name the column that does as image_column.")
     return files

@@ -70,7 +70,10 @@ class DataSettings(BaseModel):
     domain_column: str | None = Field(default=None, description="The column of the domains (partition domains).")
     client_column: str | None = Field(default=None, description="The column of the client ids (partition natural).")
     image_size: int | None = Field(
-        default=None, ge=1, description="Cut the centre square of each image and resize it to this many pixels a side."
+        default=None,
+        ge=1,
+        le=4096,
+        description="Cut the centre square of each image and resize it to this many pixels a side.",
     )
     pm_test: Literal["owned", "published"] = Field(
         default="owned",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import BaseModel, ConfigDict
 
 from pfedvem import tree
 from pfedvem.algorithms import METHODS, method
@@ -40,6 +41,22 @@ class Measure:
 
     mean: float
     sem: float | None
+
+
+class Summary(BaseModel):
+    """What tables take from a run's summary.json, which may be damaged."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    pm: float | None
+    gm: float | None
+    small_clients_pm: float | None
+    pm_ece: float | None = None
+    gm_ece: float | None = None
+    pm_nll: float | None = None
+    gm_nll: float | None = None
+    rounds: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -225,12 +242,10 @@ def finished(config: Config, folder: Path) -> dict[str, Any] | None:
         return None
     # While rounds are added, the configuration is already the new one and the summary still the old.
     try:
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
-        numbers = {key: summary[key] for key in ("rounds", "pm", "gm", "small_clients_pm", "seconds")}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        numbers = {"rounds": "none"}
-    if not all(value is None or type(value) in (int, float) for value in numbers.values()):
-        raise UserError(f"{folder / 'summary.json'} is damaged: delete it, and it is written again.")
+        Summary.model_validate_json(content := (folder / "summary.json").read_bytes())
+        summary: dict[str, Any] = json.loads(content)
+    except ValueError as error:
+        raise UserError(f"{folder / 'summary.json'} is damaged: delete it, and it is written again.") from error
     return summary if summary["rounds"] == config.rounds else None
 
 

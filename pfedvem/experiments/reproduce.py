@@ -16,11 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from pfedvem.data.loading import assemble
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import load_source
 from pfedvem.errors import Damaged, UserError
-from pfedvem.experiments.compare import Measure, measure
+from pfedvem.experiments.compare import Measure, Summary, measure
 from pfedvem.experiments.config import Config
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
@@ -82,6 +84,18 @@ class Reproduction:
                 if ours is not None or paper is not None:
                     out.append(Found(cell, name, ours, len(runs), paper))
         return out
+
+
+class _Kept(BaseModel):
+    """What tables and figures take from a run's file, which may be damaged."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    config: dict[str, Any]
+    summary: Summary
+    history: list[dict[str, float | None]]
+    clients: dict[str, list[float | None]]
+    snapshots: dict[int, dict[str, list[float | None]]]
 
 
 class Recorder(Progress):
@@ -161,11 +175,12 @@ def finished(config: Config, file: Path) -> Record | None:
         return None
     try:
         record: Record = checkpoints.unsealed(file.read_bytes())
+        _Kept.model_validate(record)
         was, now = flat(record["config"]), flat(config.dump())
-    except (Damaged, KeyError, AttributeError) as error:
+    except Damaged as error:
         raise UserError(f"{file} is damaged ({error}): delete it, and it is run again.") from error
-    if not all(isinstance(record.get(key), dict) for key in ("summary", "clients", "snapshots")):
-        raise UserError(f"{file} is damaged (something is missing): delete it, and it is run again.")
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: delete it, and it is run again.") from error
     free = (FREE - {"rounds"}) | ({"eval_every"} if config.eval_every == 0 else set())
     keys = sorted({*was, *now} - free)
     differing = [f"{key} (was {was.get(key)!r}, now {now.get(key)!r})" for key in keys if was.get(key) != now.get(key)]

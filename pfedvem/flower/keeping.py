@@ -90,8 +90,8 @@ class Keeping:
         if about.pop("sha256", None) != digest(about, tensors):
             raise Damaged("its checksum does not match")
         expected = {name or "value": leaf for name, leaf in tree.named(like).items()}
-        shapes = {name: leaf.shape for name, leaf in tensors.items()}
-        if about != self._about(round) or shapes != {name: leaf.shape for name, leaf in expected.items()}:
+        kinds = [{name: (leaf.shape, leaf.dtype) for name, leaf in side.items()} for side in (tensors, expected)]
+        if about != self._about(round) or kinds[0] != kinds[1]:
             raise UserError(
                 f"{path} was kept by another client, method or network; give the experiment another name "
                 f"(it was {about.get('method')}, now {self.method})."

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,7 +35,6 @@ def make_keys(folder: Path, sites: int, hosts: Sequence[str] = (), port: int = 8
         raise UserError(f"A federation needs at least one site, not {sites}.")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; keys that are in use are not written over.")
-    (folder / "home").mkdir(parents=True, exist_ok=True)
     authority = ec.generate_private_key(CURVE())
     root = _certificate("pfedvem test authority", authority, None, authority, (), days)
     key = ec.generate_private_key(CURVE())
@@ -53,6 +53,7 @@ def make_keys(folder: Path, sites: int, hosts: Sequence[str] = (), port: int = 8
     address = f"{hosts[0] if hosts else LOOPBACK[1]}:{port}"
     link = {"address": address, "root-certificates": str((folder / "ca.pem").resolve())}
     files["home/config.toml"] = tomli_w.dumps({"superlink": {"default": "federation", "federation": link}}).encode()
+    (folder / "home").mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
@@ -109,4 +110,6 @@ def _host(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+            raise UserError(f"{name!r} is no name or address of a server.") from None
         return x509.DNSName(name)

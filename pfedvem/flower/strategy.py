@@ -218,7 +218,8 @@ class FederatedStrategy(Strategy):
 
     def _meet(self, node: int, about: Mapping[str, Any]) -> None:
         wire.check_format(about)
-        site = Known(node, int(about["client"]), str(about["name"])[:64], int(about["n"]), tuple(about["shape"]))
+        client, n, shape = wire.whole(about, "client"), wire.whole(about, "n"), wire.shape(about, "shape")
+        site = Known(node, client, str(about.get("name", ""))[:64], n, shape)
         if not 0 <= site.client < self.settings.clients or site.n < 1:
             raise wire.Malformed(f"there is no client {site.client} with {site.n} samples")
         for other in self.known.values():

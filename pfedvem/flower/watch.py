@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from pfedvem.errors import UserError
+from pfedvem.flower.sites import Status
 from pfedvem.report.run import shown
 
 STATUS = "federation.json"
@@ -35,16 +37,13 @@ def watch(out: Path, console: Console, *, once: bool, pause: Callable[[float], N
 def read(out: Path) -> dict[str, Any] | None:
     """What the server wrote last; None before its first round."""
     try:
-        status: dict[str, Any] = json.loads((out / STATUS).read_bytes())
+        return asdict(TypeAdapter(Status).validate_json((out / STATUS).read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         raise UserError(f"{out / STATUS} cannot be read: {error}.") from error
-    try:
-        view(status)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{out / STATUS} is damaged; the server writes it again after its next round.") from error
-    return status
+    except ValidationError as error:
+        raise UserError(f"{out / STATUS} is not what a server of this version writes.") from error
 
 
 def view(status: Mapping[str, Any] | None) -> RenderableType:

@@ -26,6 +26,8 @@ DOWN, GENERAL, UP, JOB, NUMBERS, SITE = "down", "general", "up", "job", "numbers
 SCORES = ("accuracy", "nll", "ece", "brier")  # of a model, in the order of Scores
 WEIGHTS = {"up.n", "up.tau"}  # numbers that methods weigh uploads by
 
+LARGEST = 2**27  # samples of a client, and numbers of an input; what says more is no site
+
 T = TypeVar("T")
 
 
@@ -104,12 +106,12 @@ class Layout:
         leaves = []
         for name, number, like in rows:
             if number:
-                leaves.append(torch.tensor([finite(numbers, name)], dtype=like.dtype))
-                continue
-            value = next(values)
+                value = torch.tensor([finite(numbers, name)], dtype=torch.float64).to(like.dtype)
+            else:
+                value = next(values).unsqueeze(0)
             if not bool(value.isfinite().all()):
-                raise Malformed(f"its array {name!r} is not finite")
-            leaves.append(value.unsqueeze(0))
+                raise Malformed(f"its {'number' if number else 'array'} {name!r} is not finite")
+            leaves.append(value)
         return tree.rebuild(self.like, leaves)
 
 
@@ -121,6 +123,24 @@ def finite(numbers: Mapping[str, Any], name: str) -> float:
     if name in WEIGHTS and value <= 0:
         raise Malformed(f"its number {name!r} is {value!r}, not a weight above 0")
     return float(value)
+
+
+def whole(record: Mapping[str, Any], name: str, most: int = LARGEST) -> int:
+    """A whole number that is said in a record, from 0 on."""
+    value = record.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise Malformed(f"its {name!r} is {value!r}, not a whole number that can be")
+    return value
+
+
+def shape(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """The shape of inputs that is said in a record."""
+    value = record.get(name)
+    if not isinstance(value, list) or not all(isinstance(side, int) and side > 0 for side in value):
+        raise Malformed(f"its {name!r} is {value!r}, not the shape of inputs")
+    if math.prod(value) > LARGEST:
+        raise Malformed(f"its {name!r} is {value!r}: inputs that are too large")
+    return tuple(value)
 
 
 def content(message: Message) -> RecordDict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,11 @@ from rich.table import Table
 from pfedvem.data.catalogue import CATALOGUE
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES = (".png", ".pdf", ".svg")
 
 _BLUE, _GREY = "#2a6f97", "#8d99a6"
 
@@ -146,9 +151,14 @@ def draw(federation: Federation, path: Path) -> None:
     for axes in (owned, local):
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(_GREY)
+    save_picture(figure, path)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Writes a picture; its form is that of the name's end."""
+    if path.suffix not in PICTURES:
+        raise UserError(f"A picture cannot be written as {path.name}; end its name in {' or '.join(PICTURES)}.")
     try:
         figure.savefig(path, dpi=160)
-    except ValueError as error:
-        raise UserError(f"A picture cannot be written as {path.name}; end its name in .png, .pdf or .svg.") from error
     except OSError as error:
         raise UserError(f"The picture {path} cannot be written: {error.strerror}.") from error

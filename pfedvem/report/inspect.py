@@ -25,6 +25,7 @@ from rich.table import Table
 
 from pfedvem.algorithms import METHODS
 from pfedvem.errors import UserError
+from pfedvem.report.data import save_picture
 from pfedvem.report.plots import ALONE, GM, PM, plain_ticks
 from pfedvem.report.run import shown
 from pfedvem.trained import model_folder, read_card
@@ -61,12 +62,14 @@ def inspection(folder: Path) -> Inspection:
     if not path.is_file():
         raise UserError(f"There is no clients.csv beside {place}; give the folder of a run, or of Result.save.")
     try:
-        table = pd.read_csv(path, dtype={"client": str}).set_index("client")
-        for name in {*NUMBERS, "discarded"} & {*table.columns}:
-            table[name] = table[name].astype(np.float64)
-    except (OSError, ValueError, KeyError) as error:
+        table = pd.read_csv(path, dtype={"client": str}, keep_default_na=False).set_index("client")
+        told = {*NUMBERS, "discarded"} & set(table.columns)
+        table = table.assign(**{name: pd.to_numeric(table[name].replace("", math.nan)) for name in told})
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); `pfedvem run --resume` writes it again.") from error
-    table["gain"] = table["pm"] - table["alone"] if {"pm", "alone"} <= {*table.columns} else math.nan
+    if len(set(table.index)) < len(table) or not {"n_train", "pm"} <= told:
+        raise UserError(f"{path} is no table of clients; `pfedvem run --resume` writes it again.")
+    table["gain"] = table["pm"] - table["alone"] if "alone" in table.columns else math.nan
     for name in NUMBERS:
         if name not in table.columns:
             table[name] = math.nan
@@ -194,7 +197,7 @@ def draw(found: Inspection, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=8)
     figure.suptitle(f"{found.method}: {len(table)} clients", fontsize=11)
-    figure.savefig(path, dpi=150)
+    save_picture(figure, path)
 
 
 def _confidences(axis: Axes, found: Inspection) -> None:

@@ -96,7 +96,7 @@ def load(folder: Path, like: State, identity: Mapping[str, Any]) -> tuple[State 
             manifest = _read(path)
             _refuse_other(manifest["identity"], identity, folder)
             return _restore(manifest, path / "state.safetensors", like), warnings
-        except (Damaged, SafetensorError) as damage:
+        except Damaged as damage:
             warnings.append(f"the checkpoint {path.name} is damaged ({damage})")
     strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
     if warnings or strangers:
@@ -152,10 +152,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise Damaged(str(error.strerror)) from error
     if manifest.get("format") not in (1, FORMAT):
         raise Damaged("it is not of this version's format")
-    if not {"round", "sha256", "seconds", "history", "identity"} <= manifest.keys():
-        raise Damaged("its manifest.json is not of a checkpoint")
-    if found != manifest["sha256"]:
+    if found != manifest.get("sha256"):
         raise Damaged("its checksum does not match")
+    kinds = {"identity": dict, "history": list, "round": int, "seconds": int | float}
+    if not all(isinstance(manifest.get(key), kind) for key, kind in kinds.items()):
+        raise Damaged("its manifest is not what this version writes")
+    if not all(isinstance(line, dict) and isinstance(line.get("round"), int) for line in manifest["history"]):
+        raise Damaged("its history is not what this version writes")
     return manifest
 
 
@@ -171,15 +174,22 @@ def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: 
 
 def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
     template = _Tensors(like.server, None, like.scores, like.counts)
-    with safetensors.safe_open(file, framework="pt") as stored:
-        # A score or a count that an earlier version did not know is not known here either.
-        known = set(stored.keys())
-        leaves = tree.named(template).items()
-        value = tree.rebuild(template, [stored.get_tensor(name) if name in known else leaf for name, leaf in leaves])
-        for name, leaf in tree.named({"clients": like.clients}).items():
-            rows, step = stored.get_slice(name), max(1, CHUNK // max(1, leaf[0].numel()))
-            for begin in range(0, len(leaf), step):
-                leaf[begin : begin + step] = rows[begin : begin + step]
+    try:
+        with safetensors.safe_open(file, framework="pt") as stored:
+            known = set(stored.keys())
+            for name, leaf in tree.named(_Tensors(like.server, like.clients, like.scores, like.counts)).items():
+                if name in known and _kind(stored.get_slice(name)) != (DTYPES[leaf.dtype], list(leaf.shape)):
+                    raise Damaged(f"{name} is of another network")
+            # A score or a count that an earlier version did not know is not known here either.
+            leaves = tree.named(template).items()
+            filled = [stored.get_tensor(name) if name in known else leaf for name, leaf in leaves]
+            value = tree.rebuild(template, filled)
+            for name, leaf in tree.named({"clients": like.clients}).items():
+                rows, step = stored.get_slice(name), max(1, CHUNK // max(1, leaf[0].numel()))
+                for begin in range(0, len(leaf), step):
+                    leaf[begin : begin + step] = rows[begin : begin + step]
+    except (OSError, SafetensorError) as error:
+        raise Damaged(str(error)) from error
     history = tuple(manifest["history"])
     return State(
         manifest["round"], value.server, like.clients, value.scores, history, manifest["seconds"], value.counts
@@ -243,6 +253,11 @@ def writing(path: Path) -> Iterator[None]:
         raise Unwritten(
             f"{path} could not be written ({reason}). Mend that or choose another place, and {again}"
         ) from error
+
+
+def _kind(stored: Any) -> tuple[str, list[int]]:
+    """The type and shape of a tensor in a file."""
+    return stored.get_dtype(), stored.get_shape()
 
 
 def write(path: Path, content: bytes) -> None:

@@ -210,6 +210,9 @@ def play(
 
     visited = [j for outcome in outcomes for j in outcome.job.clients]
     rows = tree.cat([outcome.client for outcome in outcomes])
+    for j in sorted(j for outcome in outcomes for j in outcome.lost):
+        name = setup.federation.shards[j].id
+        progress.note(f"Round {state.round + 1}: client {name} has overflowed in training and keeps what it had.")
     server, counts = merged(setup, state, outcomes, progress)
     if personal and algorithm.personal_after_merge:
         test = Job(state.round, tuple(personal), evaluate=True, train=False)

@@ -85,13 +85,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: clients as they now are, their uploads, scores and models, where asked for."""
+    """What came of a job: clients as they now are, their uploads, scores and models, where asked for.
+
+    Those that are ``lost`` have overflowed in training and are as they were.
+    """
 
     job: Job
     client: Any
     up: Any
     scores: Scores | None
     models: Posterior | None = None
+    lost: tuple[int, ...] = ()
 
 
 def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
@@ -107,7 +111,8 @@ def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
     if job.train:
         client, carry = algorithm.adapt(model, down, client, data, rng)
         if not (job.upload or job.evaluate or job.take):
-            return Outcome(job, tree.to(client, "cpu"), None, None)
+            kept, lost = _unless_lost(job, before, tree.to(client, "cpu"))
+            return Outcome(job, kept, None, None, lost=lost)
         up, contributed, carry = algorithm.contribute(model, down, client, carry, data, rng)
     scores = None
     if job.evaluate:
@@ -116,8 +121,18 @@ def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
     models = algorithm.posterior(model, down, contributed, carry, data, rng) if job.take else None
     # State that counts only with the upload (a control variate, say) stays as it was where nothing was uploaded.
     kept, sent = (contributed, up) if job.upload else (client, None)
-    kept = tree.to(kept if job.keep else before, "cpu")
-    return Outcome(job, kept, tree.to(sent, "cpu"), scores, tree.to(models, "cpu"))
+    kept, lost = _unless_lost(job, before, tree.to(kept if job.keep else before, "cpu"))
+    return Outcome(job, kept, tree.to(sent, "cpu"), scores, tree.to(models, "cpu"), lost)
+
+
+def _unless_lost(job: Job, before: Any, after: Any) -> tuple[Any, tuple[int, ...]]:
+    """Clients as they are after training, and as before where that has spoilt them for good; and which these are."""
+    spoilt = ~tree.finite(after)
+    if not bool(spoilt.any()):
+        return after, ()
+    spoilt &= tree.finite(before)
+    lost = tuple(j for j, one in zip(job.clients, spoilt.tolist(), strict=True) if one)
+    return tree.where(~spoilt, after, before), lost
 
 
 def score_clients(setup: Setup, personal: Params, clients: tuple[int, ...]) -> Scores:
@@ -148,7 +163,8 @@ def score(setup: Setup, params: Params, test: Tensor) -> Score:
         x, y = setup.federation.test_samples(part, setup.device)
         log_p = setup.model.log_probabilities(params, x.unsqueeze(0))[0]
         surest, guess = log_p.max(1)
-        sure, right = surest.exp().double().cpu(), (guess == y).double().cpu()
+        # What is no number is not right.
+        sure, right = surest.exp().double().cpu(), ((guess == y) & ~surest.isnan()).double().cpu()
         place = (sure.nan_to_num(0) * BINS).long().clamp(max=BINS - 1)
         bins.index_add_(0, place, torch.stack([torch.ones_like(sure), sure, right], 1))
         truth = log_p.gather(1, y.unsqueeze(1))

@@ -55,6 +55,16 @@ def test_a_folder_may_be_named_directly(pets: Path) -> None:
     assert len(load_source(settings(dataset=str(pets))).train) == 20
 
 
+def test_a_folder_may_have_brackets_and_stars_in_its_name(tmp_path: Path) -> None:
+    for name in ("a", "[b]"):
+        (tmp_path / "mine [1] {é}*?" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("L", (6, 6), i).save(tmp_path / "mine [1] {é}*?" / name / f"{i} [x].png")
+    source = load_source(settings(dataset=str(tmp_path / "mine [1] {é}*?")))
+    assert source.classes == ("[b]", "a")
+    assert len(source.train) == 8
+
+
 def test_a_folder_of_images_has_its_directories_as_classes(tmp_path: Path) -> None:
     for split, n in (("train", 4), ("test", 2)):
         for name, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):

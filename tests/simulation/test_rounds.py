@@ -11,7 +11,6 @@ from pfedvem import tree
 from pfedvem.algorithms import METHODS, FedAvg, Local, PFedVEM
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
-from pfedvem.guard import finite_rows
 from pfedvem.models import Model
 from pfedvem.rng import uploaders
 from pfedvem.simulation.executors import Sequential
@@ -197,5 +196,5 @@ def test_errors_of_calibration_in_different_bins_do_not_cancel() -> None:
 def test_a_row_is_finite_even_where_its_sum_is_not() -> None:
     huge = torch.full((3, 2, 2), 3e38)
     huge[1, 0, 1], huge[2, 1, 0] = math.nan, math.inf
-    assert finite_rows(huge).tolist() == [True, False, False]
-    assert finite_rows(torch.tensor([1.0, math.inf])).tolist() == [True, False]
+    assert tree.finite(huge).tolist() == [True, False, False]
+    assert tree.finite(torch.tensor([1.0, math.inf])).tolist() == [True, False]
