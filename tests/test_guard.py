@@ -73,8 +73,15 @@ def test_nobody_is_more_confident_than_its_distance_from_w_allows() -> None:
 
 def test_nobody_is_far_more_confident_than_most() -> None:
     found = judge(heads([0.0, 0.1, 0.1, 0.1], [1e12, 2.0, 3.0, 4.0]))
-    assert found.ups.tau.tolist() == [6.0, 2.0, 3.0, 4.0]  # twice the lower median
+    assert found.ups.tau.tolist() == [8.0, 2.0, 3.0, 4.0]  # twice the upper median
     assert found.counts.capped.tolist() == [1, 0, 0, 0]
+
+
+def test_of_two_the_more_confident_is_believed() -> None:
+    """Who of them is usual, nobody can tell: an honest client beside an outlier would have next to nothing."""
+    found = judge(heads([0.1, 1.0], [16.0, 0.2]))
+    assert found.ups.tau.tolist() == pytest.approx([16.0, 0.2])
+    assert found.notes == {}
 
 
 def test_a_confidence_without_deviation_is_not_bounded_by_it() -> None:

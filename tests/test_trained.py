@@ -237,11 +237,11 @@ def test_a_client_that_comes_later_gets_a_model_that_fits_its_data(name: str) ->
     assert isinstance(result.personal("late"), nn.Module)
 
 
-def test_more_data_makes_a_late_client_more_confident() -> None:
-    result = fit(QUICK, small_network(), blobs((30, 30, 30)), rounds=20, participation=1.0, eval_every=0, workers=1)
-    few, many = (result.personalize(blob_pair(n), f"with {n}").numbers for n in (3, 200))
-    assert many["uncertainty"] < few["uncertainty"]
-    assert few["tau"] * (few["uncertainty"] + few["deviation"]) == pytest.approx(1, rel=1e-4)
+def test_the_confidence_of_a_late_client_is_that_of_its_posterior() -> None:
+    result = fit(QUICK, small_network(), blobs((30, 30, 30)), rounds=5, participation=1.0, eval_every=0, workers=1)
+    for n in (3, 200):
+        late = result.personalize(blob_pair(n), f"with {n}").numbers
+        assert late["tau"] * (late["uncertainty"] + late["deviation"]) == pytest.approx(1, rel=1e-4)
 
 
 def test_a_late_client_is_refused_where_it_cannot_be_fitted() -> None:

@@ -144,7 +144,8 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         tau_j <= d / |mu_j - w|^2 holds exactly for the mu_j that tau_j was computed from, which is that before
         training; the factor leaves room for the mean to have moved since.
         """
-        limit = CREDIBLE * ups.tau.median().expand_as(ups.tau)
+        usual = ups.tau.sort().values[len(ups.tau) // 2]  # the upper median: of two uploads none is usual
+        limit = CREDIBLE * usual.expand_as(ups.tau)
         if self.confidence != "uncertainty":  # whose tau has no deviation in it
             distance = (ups.mu - down.w).square().flatten(1).sum(1)
             limit = limit.minimum(CREDIBLE * down.w.numel() / distance)
