@@ -29,6 +29,7 @@ from pfedvem.experiments.reproduce import finished, run_one
 from pfedvem.experiments.sweep import sweep
 from pfedvem.experiments.trials import Trials
 from pfedvem.flower.keeping import Keeping
+from pfedvem.flower.sites import SiteStatus, Status
 from pfedvem.flower.watch import STATUS
 from pfedvem.flower.watch import read as read_status
 from pfedvem.report.html import make
@@ -204,10 +205,8 @@ def test_damage_to_what_a_site_keeps_is_passed_over_with_the_reason(tmp_path: Pa
 
 
 def test_damage_to_what_a_server_says_of_itself_is_a_sentence(tmp_path: Path) -> None:
-    site = {"name": "a", "connected": True, "replied": 1, "faults": 0, "n": 3, "tau": 1.5, "last_fault": ""}
-    status = {"experiment": "e", "method": "pfedvem", "round": 1, "rounds": 2, "sites": [site], "pm": 90.1, "gm": None}
-    status |= {"replies": 1, "asked": 1, "uploads": 1}
-    (tmp_path / STATUS).write_text(json.dumps(status))
+    site = SiteStatus("a", 0, 3, True, 1, 1.5, 0, "")
+    (tmp_path / STATUS).write_bytes(Status("e", "pfedvem", 1, 2, 1, 1, 1, 90.1, None, (site,), ()).dump())
     survived(tmp_path / STATUS, lambda: read_status(tmp_path))
 
 
