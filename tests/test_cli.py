@@ -191,7 +191,7 @@ def clutter(tmp_path: Path) -> None:
         ("--clients 1000", "Label 0 has 142 samples for 500 clients that own it"),
         ("--clients 5000", "The training data has 1438 samples for 5000 clients; take fewer clients."),
         ("--set labels_per_client=11", "A client cannot own 11 of the 10 labels"),
-        ("--dataset five --set labels_per_client=6", "A client cannot own 6 of the 5 labels"),
+        ("--dataset five --clients 5 --set labels_per_client=6", "A client cannot own 6 of the 5 labels"),
         ("--dataset five --label-column colour", "There is no column 'colour'; the columns are image, label."),
         ("--dataset empty", "The folder empty has no images"),
         ("--dataset digits --data-root nowhere --partition natural", "digits has no client ids"),

@@ -322,8 +322,8 @@ def label_numbers(y: Labels, names: tuple[str, ...], whose: str) -> Indices:
         return np.array([place[str(value)] for value in y], dtype=np.int64)
     if y.dtype.kind == "f" and (not np.isfinite(y).all() or (y != np.round(y)).any()):
         raise UserError(f"{whose} has labels that are no whole numbers; this is for classes, not for regression.")
+    wrong = [int(value) for value in (y.min(), y.max()) if not 0 <= value < len(names)]
+    if wrong:  # before the cast, which some are too large for
+        raise UserError(f"{whose} has the label {wrong[0]}; labels are whole numbers from 0 to {len(names) - 1}.")
     numbered: Indices = y.astype(np.int64)
-    if numbered.min() < 0 or numbered.max() >= len(names):
-        wrong = numbered.min() if numbered.min() < 0 else numbered.max()
-        raise UserError(f"{whose} has the label {wrong}; labels are whole numbers from 0 to {len(names) - 1}.")
     return numbered

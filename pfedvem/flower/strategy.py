@@ -41,7 +41,7 @@ HELLO = 30.0  # seconds for a node to say who it is
 def _value(numbers: Mapping[str, Any], name: str) -> float:
     """A number that a site reports; nan where it is none, or no possible score."""
     value = numbers.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not abs(value) <= torch.finfo(torch.float32).max:
         return math.nan
     score = name.startswith(("pm.", "gm."))
     most = {"nll": math.inf, "samples": math.inf, "brier": 2.0}.get(name.partition(".")[2], 1.0)
