@@ -227,9 +227,9 @@ def blob_pair(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "ifca", "perfedavg", "pfedme", "pfedvem"])
 def test_a_client_that_comes_later_gets_a_model_that_fits_its_data(name: str) -> None:
     method = QUICK if name == "pfedvem" else METHODS[name]()
-    result = fit(method, small_network(), blobs((30, 30, 30)), rounds=20, participation=1.0, eval_every=0, workers=1)
+    result = fit(method, small_network(), blobs((30, 30, 30)), rounds=8, participation=1.0, eval_every=0, workers=1)
     x, y = blob_pair(40)
-    made = result.personalize((x[:20], y[:20]), "late")
+    made = result.personalize((x[:20], y[:20]), "late", rounds=10)
     assert made.numbers["n_train"] == 20
     accuracy = result.predict("late", x[20:]).against(y[20:]).accuracy
     general = result.setup.algorithm.global_model and result.predict(None, x[20:]).against(y[20:]).accuracy
