@@ -111,17 +111,17 @@ class Layout:
                 value = next(values).unsqueeze(0)
             if not bool(value.isfinite().all()):
                 raise Malformed(f"its {'number' if number else 'array'} {name!r} is not finite")
+            if name in WEIGHTS and not bool(value > 0):  # what is above 0 as it was sent may be 0 as it is used
+                raise Malformed(f"its number {name!r} is {numbers.get(name)!r}, not a weight above 0")
             leaves.append(value)
         return tree.rebuild(self.like, leaves)
 
 
 def finite(numbers: Mapping[str, Any], name: str) -> float:
-    """A number of an upload: finite, and above 0 where uploads are weighed by it."""
+    """A finite number of an upload."""
     value = numbers.get(name)
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise Malformed(f"its number {name!r} is {value!r}, which is not finite")
-    if name in WEIGHTS and value <= 0:
-        raise Malformed(f"its number {name!r} is {value!r}, not a weight above 0")
     return float(value)
 
 

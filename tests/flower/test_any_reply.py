@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -181,6 +181,9 @@ REPORTED = ["pm.accuracy", "pm.nll", "seen.tau", "anew", *NUMBERS]
 @given(told=st.dictionaries(st.sampled_from(REPORTED), numbers, max_size=4),
        changed=st.dictionaries(st.sampled_from(NAMES), sent(), max_size=1), group=st.sampled_from(["0", "1", ""]),
        missing=st.sampled_from(["", "", wire.UP, wire.NUMBERS]))  # fmt: skip
+@example(told={"up.tau": 1e-187}, changed={}, group="0", missing="")  # 0 as a float32
+@example(told={"pm.nll": 3.5e38}, changed={}, group="0", missing="")  # infinite as one
+@example(told={"up.n": 3.5e38}, changed={}, group="0", missing="")
 def test_a_reply_is_used_or_left_out_and_never_an_error(
     told: dict[str, Any], changed: dict[str, Array], group: str, missing: str
 ) -> None:

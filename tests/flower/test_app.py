@@ -132,7 +132,16 @@ def test_node_keys_are_pairs_and_the_server_has_a_key_of_its_own(tmp_path: Path)
 
 
 def test_the_view_follows_a_federation_to_its_end_and_names_faults(tmp_path: Path) -> None:
-    site = {"name": "A [b]", "n": 5, "connected": True, "replied": 1, "tau": 0.25, "faults": 1, "last_fault": "Oh."}
+    site = {
+        "name": "A [b]",
+        "client": 0,
+        "n": 5,
+        "connected": True,
+        "replied": 1,
+        "tau": 0.25,
+        "faults": 1,
+        "last_fault": "Oh.",
+    }
     away = {**site, "name": "C", "n": 0, "connected": False, "replied": 0, "tau": None, "faults": 0, "last_fault": ""}
     status = {"experiment": "e", "method": "pFedVEM", "round": 1, "rounds": 2, "sites": [site, away]}
     status |= {"asked": 2, "replies": 1, "uploads": 1, "pm": 90.0, "gm": None, "notes": []}
