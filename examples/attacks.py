@@ -2,9 +2,9 @@
 
     python examples/attacks.py --dataset fmnist --data-root DIR --clients 50 --rounds 40 --train-samples 10000
 
-Prints tables of Markdown: the mean accuracy of honest clients' models (PM) and of the global model (GM). Finished runs
-are kept in --out, one JSON a line, so that it can be stopped and started again. Methods have the presets of
-`pfedvem run`.
+Prints tables of Markdown: the mean accuracy of honest clients' models (PM) after the last round, and of the global model
+(GM) over the last ten rounds, since who uploads in a single round changes it by points. Finished runs are kept in --out,
+one JSON a line, so that it can be stopped and started again. Methods have the presets of `pfedvem run`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from statistics import fmean
 
 import numpy as np
 
-from pfedvem import DataSettings, Guard, fit, load_federation
+from pfedvem import DataSettings, Guard, Progress, fit, load_federation
 from pfedvem.attacks import ATTACKS, hostile, mislabelled
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import load
 from pfedvem.models import build
+from pfedvem.simulation.rounds import State
+from pfedvem.simulation.work import Setup, score_general
 
 METHODS = ("pfedvem", "fedavg")
 GUARDS = {
@@ -43,8 +45,22 @@ WORDS = {
     "tau+sign": "huge tau, sign flip",
     "tau+head": "huge tau, constant head",
 }
+LAST = 10  # rounds that the accuracy of the global model is the mean of
 Key = tuple[str, str, float, str, int]
 Scores = tuple[float | None, float | None]
+
+
+class General(Progress):
+    """Tests the global model after each of the last rounds."""
+
+    def __init__(self, setup: Setup, rounds: int) -> None:
+        self.setup, self.rounds, self.accuracies = setup, rounds, list[float]()
+
+    def round(self, state: State) -> None:
+        if state.round > self.rounds - LAST:
+            general = self.setup.algorithm.general(state.server)
+            assert general is not None
+            self.accuracies.append(100 * score_general(self.setup, general).accuracy)
 
 
 def attacked(given: argparse.Namespace, method: str, attack: str, share: float, guard: str, seed: int) -> Scores:
@@ -63,6 +79,7 @@ def attacked(given: argparse.Namespace, method: str, attack: str, share: float, 
             algorithm = hostile(algorithm, part, liars)
         elif part == "labels":
             federation = mislabelled(federation, liars)
+    tests = General(Setup(algorithm, model, federation, seed), given.rounds)
     try:
         result = fit(
             algorithm,
@@ -74,12 +91,13 @@ def attacked(given: argparse.Namespace, method: str, attack: str, share: float, 
             eval_every=0,
             guard=GUARDS[guard],
             workers=given.workers,
+            progress=tests,
         )
     except UserError:  # nothing is left to merge
         return None, None
     honest = result.state.scores.accuracy[[j not in liars for j in range(given.clients)]]
     pm = float(honest.mean()) * 100 if algorithm.personalised else None
-    return pm, result.summary["gm"]
+    return pm, fmean(tests.accuracies)
 
 
 def table(found: dict[Key, Scores], method: str, share: float, guards: list[str], seeds: int) -> str:
