@@ -2,9 +2,9 @@
 
     python examples/attacks.py --dataset fmnist --data-root DIR --clients 50 --rounds 40 --train-samples 10000
 
-Prints tables of Markdown: the mean accuracy of honest clients' models (PM) after the last round, and of the global model
-(GM) over the last ten rounds, since who uploads in a single round changes it by points. Finished runs are kept in --out,
-one JSON a line, so that it can be stopped and started again. Methods have the presets of `pfedvem run`.
+Prints tables of Markdown: the mean accuracy of honest clients' models (PM) after the last round, and of the global
+model (GM) over the last ten rounds, since who uploads in a single round changes it by points. Finished runs are kept
+in --out, one JSON a line, so that it can be stopped and started again. Methods have the presets of `pfedvem run`.
 """
 
 from __future__ import annotations
