@@ -61,3 +61,17 @@ def test_the_soak_shows_ten_rows_and_the_slopes(
     assert shown.count("\n| ") == 10
     assert "| 19-20 |" in shown
     assert "Over 1,000 rounds: " in shown
+
+
+def test_attacks_are_tabled_and_finished_runs_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    attacks = importlib.import_module("examples.attacks")
+    small = ["--clients", "4", "--rounds", "1", "--attacks", "nan", "--guards", "guard", "--shares", "0.3"]
+    monkeypatch.setattr(sys, "argv", ["attacks.py", *small, "--workers", "1", "--out", str(tmp_path / "kept.jsonl")])
+    attacks.main()
+    first = capsys.readouterr().out
+    assert "| NaN |" in first
+    attacks.main()
+    assert capsys.readouterr().out == first[first.index("\npfedvem\n") :]
