@@ -204,7 +204,7 @@ def clutter(tmp_path: Path) -> None:
         ("--resume --out file", "file is a file, not the folder of a run."),
         ("--resume --out photos", "No checkpoint in photos/checkpoint can be read (holiday.jpg is no checkpoint)"),
         ("--out done", "done holds a run already; go on with --resume, or choose another --out."),
-        ("--out file/run", "Not a directory: file/run."),
+        ("--out file/run", "file/run/config.toml could not be written (Not a directory)."),
     ],
 )
 def test_bad_input_is_answered_by_one_line_and_exit_code_2(

@@ -249,10 +249,10 @@ def test_a_round_without_a_usable_upload_leaves_the_server_as_it_is(model: Model
 
 @pytest.mark.parametrize("attack", ["nan", "tau"])
 def test_a_federation_learns_in_spite_of_liars_where_it_is_guarded(attack: str, model: Model) -> None:
-    federation = blobs((30,) * 9 + (30,))
+    federation = blobs((20,) * 9)
     honest = PFedVEM(lr_head=0.01, lr_base=0.01)
     algorithm = hostile(hostile(honest, "head", {7, 8}), attack, {7, 8})
-    settings: dict[str, Any] = {"rounds": 15, "participation": 0.6, "eval_every": 0, "workers": 1}
+    settings: dict[str, Any] = {"rounds": 10, "participation": 0.6, "eval_every": 0, "workers": 1}
     alone = fit(honest, model, federation, **settings).summary["gm"]
     guarded = fit(algorithm, model, federation, **settings).summary["gm"]
     bare = fit(algorithm, model, federation, guard=Guard(bounds=False), **settings).summary["gm"]

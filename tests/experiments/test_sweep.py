@@ -319,6 +319,7 @@ def test_jobs_share_the_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
+@pytest.mark.slow
 def test_trials_on_ray_are_those_of_this_process(
     start: Start,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
