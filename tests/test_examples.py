@@ -50,6 +50,7 @@ def test_an_example_of_own_data_runs_and_learns(name: str, least: float, monkeyp
     assert importlib.import_module(f"examples.{name}").main() > least
 
 
+@pytest.mark.slow
 def test_the_soak_shows_ten_rows_and_the_slopes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

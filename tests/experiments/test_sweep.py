@@ -340,7 +340,7 @@ def test_trials_on_ray_are_those_of_this_process(
 LONG = (*WORDS.split(), "--rounds", "20", "--space", "lr=0.1,0.09,0.08,0.07,0.06,0.05", "--out", "s")
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_killed_sweep_tries_again_what_it_was_at(
     tmp_path: Path,
     start: Start,  # noqa: F811
@@ -356,7 +356,7 @@ def test_a_killed_sweep_tries_again_what_it_was_at(
     assert sorted(row["settings"]["lr"] for row in rows) == [0.05, 0.06, 0.07, 0.08, 0.09, 0.1]
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_ctrl_c_keeps_what_has_ended_and_says_how_to_go_on(tmp_path: Path, start: Start, jobs: str) -> None:  # noqa: F811
     process = start(*LONG, "--jobs", jobs)
     wait_for(tmp_path / "s" / "trials.csv", process)
