@@ -149,7 +149,7 @@ def _capped(algorithm: AnyAlgorithm, down: Any, ups: T, size: float) -> tuple[T,
     notes: dict[int, str] = {}
 
     def cap(name: str, claimed: Tensor) -> Tensor:
-        if name not in algorithm.claims:
+        if name not in algorithm.claims or name not in limits:  # a claim that its method sets no bound to
             return claimed
         allowed = claimed.minimum(limits[name].to(claimed.dtype))
         for row in (allowed < claimed).nonzero()[:, 0].tolist():

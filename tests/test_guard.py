@@ -77,6 +77,11 @@ def test_nobody_is_far_more_confident_than_most() -> None:
     assert found.counts.capped.tolist() == [1, 0, 0, 0]
 
 
+def test_a_claim_that_its_method_sets_no_bound_to_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PFedVEM, "bounds", lambda self, down, ups: {})
+    assert judge(heads([0.1, 0.1], [1.0, 1e6])).ups.tau.tolist() == [1.0, 1e6]
+
+
 def test_of_two_the_more_confident_is_believed() -> None:
     """Who of them is usual, nobody can tell: an honest client beside an outlier would have next to nothing."""
     found = judge(heads([0.1, 1.0], [16.0, 0.2]))
