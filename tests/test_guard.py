@@ -113,6 +113,12 @@ def test_without_bounds_everything_passes() -> None:
     assert judge(ups, Guard(bounds=False)).ups is ups
 
 
+def test_where_most_means_have_moved_far_only_the_farthest_is_incredible() -> None:
+    found = judge(heads([1.0, 1.0, 1.2, 5.0], [10.0] * 4))  # as in a first round: all equally sure, and far from w
+    assert found.ups.tau.tolist() == pytest.approx([10.0, 10.0, 10.0, 2 * 10 * 1.2**2 / 5**2])
+    assert found.counts.capped.tolist() == [0, 0, 0, 1]
+
+
 def test_a_change_is_clipped_to_so_many_times_the_median_length() -> None:
     found = judge(heads([1.0, -2.0, 2.5, 50.0], [1.0] * 4), Guard(bounds=False, clip=1.5))
     assert found.ups.mu[:, 0, 0].tolist() == [1.0, -2.0, 2.5, 3.0]  # 1.5 times the lower median 2

@@ -142,13 +142,13 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         """A confidence is credible where others have nearly as much, and where the head that was sent is near w.
 
         tau_j <= d / |mu_j - w|^2 holds exactly for the mu_j that tau_j was computed from, which is that before
-        training; the factor leaves room for the mean to have moved since.
+        training; the factor leaves room for the mean to have moved since. Where most means have moved further, as in a
+        first round that starts with little uncertainty, the bound goes with most of them.
         """
-        usual = ups.tau.sort().values[len(ups.tau) // 2]  # the upper median: of two uploads none is usual
-        limit = CREDIBLE * usual.expand_as(ups.tau)
+        limit = CREDIBLE * _usual(ups.tau).expand_as(ups.tau)
         if self.confidence != "uncertainty":  # whose tau has no deviation in it
-            distance = (ups.mu - down.w).square().flatten(1).sum(1)
-            limit = limit.minimum(CREDIBLE * down.w.numel() / distance)
+            nearness = down.w.numel() / (ups.mu - down.w).square().flatten(1).sum(1)
+            limit = limit.minimum(CREDIBLE * nearness * _usual(ups.tau / nearness).clamp(min=1))
         return {"tau": limit}
 
     def personal(
@@ -186,3 +186,8 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         """A client whose training overflowed keeps the posterior that it had."""
         finite = (q.mu.isfinite() & q.pi.isfinite()).flatten(1).all(1)
         return Client(tree.where(finite, q, old.q), old.discarded + (~finite).float())
+
+
+def _usual(values: Tensor) -> Tensor:
+    """The upper median, since of two uploads none is usual."""
+    return values.sort().values[len(values) // 2]
