@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pfedvem import tree
 from pfedvem.data.loading import assemble
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import load_source
@@ -99,12 +100,14 @@ class _Kept(BaseModel):
 
 
 class Recorder(Progress):
-    """Keeps what a method says of its clients in the paper's rounds."""
+    """Keeps what a method says of its clients in the paper's rounds, and ends a run that diverges."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self._algorithm, self._folder, self._wanted = config.algorithm, folder, snapshots(config)
 
     def round(self, state: State) -> None:
+        if not bool(tree.finite(tree.expand(state.server, 1)).all()):
+            raise UserError(f"Training diverged in round {state.round}. Try a smaller learning rate.")
         if state.round in self._wanted:
             said = self._algorithm.inspect(self._algorithm.down(state.server), state.clients)
             kept = {name: _digits(said[name].tolist()) for name in ("tau", "deviation") if name in said}
