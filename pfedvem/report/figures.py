@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from pfedvem.experiments.reproduce import Found, Reproduction
 from pfedvem.experiments.studies import MEASURES, Cell
@@ -153,6 +153,7 @@ def _densities(reproduction: Reproduction, folder: Path, key: str, label: str, *
             density(axis, np.concatenate(values) if values else np.empty(0), COLOURS[i], dataset)
         axis.set_title(f"round {number}", fontsize=10)
         axis.set_xlabel(label)
+        axis.xaxis.set_major_locator(MaxNLocator(5))  # small numbers have long labels
         axis.set_ylabel("density")
         _plain(axis, "y")
     for axis in axes[len(numbers) :]:
