@@ -52,7 +52,7 @@ ALGORITHMS: dict[tuple[str, str], dict[str, Any]] = {
     ("fmnist", "perfedavg"): {"alpha": 1e-2, "beta": 1e-1, "steps": 50},
     # The paper's range ends at 20 local rounds, which are batches here, as in pFedMe's own paper; 100 are far better.
     ("fmnist", "pfedme"): {"lr_personal": 3e-2, "batch_size": 50, "steps": 100},
-    # The best of 15 by validation data (results/sweeps/fmnist-pfedvem.csv), three of them over all 100 rounds.
+    # The best of 19 by validation data (results/sweeps/fmnist-pfedvem.csv), three of them over all 100 rounds.
     ("fmnist", "pfedvem"): {"lr_head": 1e-4, "batch_size": 50, "scale": 0.316},
 }
 
