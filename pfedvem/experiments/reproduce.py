@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from pfedvem import tree
-from pfedvem.data.loading import assemble
+from pfedvem.data.federation import Federation
+from pfedvem.data.loading import assemble, load_federation
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import load_source
 from pfedvem.errors import Damaged, UserError
@@ -27,14 +29,19 @@ from pfedvem.experiments.compare import Measure, Summary, measure
 from pfedvem.experiments.config import Config
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
+from pfedvem.models import build
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.fit import FREE, flat
 from pfedvem.simulation.results import Result
 from pfedvem.simulation.rounds import Progress, State, Together
+from pfedvem.simulation.work import Setup, score_general
 
 Record = dict[str, Any]
 KEPT = ("n_train", "pm", "pm_nll", "pm_ece", "tau", "uncertainty", "deviation")  # of each client
 MEASURED = {"pm": "pm", "gm": "gm", "small": "small_clients_pm"}
+RECENT = 10  # rounds whose mean accuracy says more of a global model than the last, which depends on who uploads then
+COURSE = "gm.json"
+OFTEN = 5  # rounds from one test of the global model to the next, before that
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,21 @@ class Reproduction:
         return [self.records[name] for name in cell.names if name in self.records]
 
     @property
+    def courses(self) -> list[Found]:
+        """The global model from round to round: its mean over the last rounds and the best of every fifth."""
+        out = []
+        for cell in self.cells if "gm" in self.study.measures else ():
+            runs = [run["gm_by_round"] for run in self.of(cell) if run.get("gm_by_round")]
+            courses = [{int(number): gm for number, gm in run.items()} for run in runs]
+            recent = [fmean(gm for at, gm in course.items() if at > max(course) - RECENT) for course in courses]
+            best = [max(gm for at, gm in course.items() if at % OFTEN == 0 or at == max(course)) for course in courses]
+            paper = published(self.study.name, cell.dataset, cell.line.key, cell.column, "gm")
+            for name, values in (("gm_recent", recent), ("gm_best", best)):
+                if values:
+                    out.append(Found(cell, name, measure(values), len(values), paper))
+        return out
+
+    @property
     def found(self) -> list[Found]:
         """Every number of the table that we or the paper have."""
         out = []
@@ -97,17 +119,28 @@ class _Kept(BaseModel):
     history: list[dict[str, float | None]]
     clients: dict[str, list[float | None]]
     snapshots: dict[int, dict[str, list[float | None]]]
+    gm_by_round: dict[int, float] = {}
 
 
 class Recorder(Progress):
-    """Keeps what a method says of its clients in the paper's rounds, and ends a run that diverges."""
+    """Tests the global model now and then, keeps what a method says of its clients in the paper's rounds, and ends a
+    run that diverges."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, federation: Federation) -> None:
         self._algorithm, self._folder, self._wanted = config.algorithm, folder, snapshots(config)
+        self._last = config.rounds
+        model = build(config.network, federation.shape, len(federation.classes), config.seed)
+        self._setup = Setup(config.algorithm, model, federation, config.seed, config.device, config.guard)
+        self._gm = _course(folder)
 
     def round(self, state: State) -> None:
         if not bool(tree.finite(tree.expand(state.server, 1)).all()):
             raise UserError(f"Training diverged in round {state.round}. Try a smaller learning rate.")
+        due = state.round % OFTEN == 0 or state.round > self._last - RECENT
+        general = self._algorithm.general(state.server) if due and self._algorithm.global_model else None
+        if general is not None:
+            self._gm[str(state.round)] = round(100 * score_general(self._setup, general).accuracy, 4)
+            checkpoints.replace(self._folder / COURSE, json.dumps(self._gm).encode())
         if state.round in self._wanted:
             said = self._algorithm.inspect(self._algorithm.down(state.server), state.clients)
             kept = {name: _digits(said[name].tolist()) for name in ("tau", "deviation") if name in said}
@@ -162,7 +195,9 @@ def reproduce(
 def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Record:
     """One run from its checkpoint, if there is one, to its file; its folder is not needed any more."""
     resume = (folder / "checkpoint").exists()
-    result = train(config, out=folder, resume=resume, progress=Together(Recorder(config, folder), progress))
+    federation = load_federation(config.data, config.seed)
+    heard = Together(Recorder(config, folder, federation), progress)
+    result = train(config, out=folder, resume=resume, progress=heard, federation=federation)
     record = _record(config, result, folder)
     checkpoints.replace(file, checkpoints.sealed(json.dumps(record) + "\n"))
     shutil.rmtree(folder)
@@ -228,8 +263,16 @@ def _record(config: Config, result: Result, folder: Path) -> Record:
         "history": result.history,
         "clients": {name: _digits(row[name] for row in rows) for name in KEPT if name in rows[0]},
         "snapshots": taken,
+        "gm_by_round": _course(folder),
         "made_with": made,
     }
+
+
+def _course(folder: Path) -> dict[str, float]:
+    """The accuracies of the global model so far, by the number of the round."""
+    file = folder / COURSE
+    found: dict[str, float] = json.loads(file.read_bytes()) if file.exists() else {}
+    return found
 
 
 def _digits(values: Iterable[float | None]) -> list[float | None]:

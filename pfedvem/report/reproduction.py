@@ -21,6 +21,7 @@ from pfedvem.report.compare import plain, tex
 from pfedvem.simulation import checkpoints
 
 HEADER = ("dataset", "method", "column", "measure", "ours", "ours_sem", "seeds", "paper", "paper_sem", "difference")
+COURSES = "the global model from round to round, since the last depends on who uploads in it"
 LEGEND = (
     "Each cell: ours (the paper's; the difference). Mean ± standard error over seeds; = where the difference lies "
     "within two joint standard errors."
@@ -55,7 +56,7 @@ def table_csv(reproduction: Reproduction) -> str:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow([*HEADER, "within_2_sem"])
-    for one in reproduction.found:
+    for one in [*reproduction.found, *reproduction.courses]:
         pair = [_number(value) for m in (one.ours, one.paper) for value in ((m.mean, m.sem) if m else (None, None))]
         where = [one.cell.dataset, one.cell.line.key, one.cell.column, one.measure]
         within = "" if one.within is None else str(one.within).lower()
@@ -66,11 +67,16 @@ def table_csv(reproduction: Reproduction) -> str:
 def table_markdown(reproduction: Reproduction) -> str:
     """A table of Markdown for each data set."""
     parts = []
-    for dataset, head, lines in _tables(reproduction, _both):
-        rule = ["---", *["---:"] * (len(head) - 1)]
-        body = "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *lines))
-        parts.append(f"**{dataset}**\n\n{body}")
+    for dataset, head, lines in _tables(reproduction.found, _both):
+        parts.append(f"**{dataset}**\n\n{_markdown(head, lines)}")
+    for dataset, head, lines in _tables(reproduction.courses, _both):
+        parts.append(f"**{dataset}: {COURSES}**\n\n{_markdown(head, lines)}")
     return "\n".join([*parts, f"{LEGEND}\n", *(f"- {note}\n" for note in notes(reproduction))])
+
+
+def _markdown(head: list[str], lines: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *lines))
 
 
 def table_latex(reproduction: Reproduction) -> str:
@@ -81,7 +87,7 @@ def table_latex(reproduction: Reproduction) -> str:
         return rf"\shortstack{{{ours}\\{{\scriptsize {paper}}}}}"
 
     parts = []
-    for dataset, head, lines in _tables(reproduction, number, tex):
+    for dataset, head, lines in _tables(reproduction.found, number, tex):
         body = [rf"{' & '.join(line)} \\" for line in lines]
         top = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", rf"{' & '.join(map(tex, head))} \\"]
         parts.append("\n".join([f"% {dataset}", *top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]))
@@ -91,7 +97,7 @@ def table_latex(reproduction: Reproduction) -> str:
 def reproduction_view(reproduction: Reproduction) -> Group:
     """The tables on the terminal, ours beside the paper's."""
     shown: list[Any] = []
-    for dataset, head, lines in _tables(reproduction, _both, escape) if not reproduction.study.figure else ():
+    for dataset, head, lines in _tables(reproduction.found, _both, escape) if not reproduction.study.figure else ():
         title = f"{escape(reproduction.study.title)}: {escape(dataset)}"
         table = Table(title=title, title_justify="left", header_style="bold", caption=LEGEND, caption_justify="left")
         for name in head:
@@ -142,14 +148,14 @@ Form = Callable[[Found], str]
 
 
 def _tables(
-    reproduction: Reproduction, number: Form, text: Callable[[str], str] = str
+    found: Sequence[Found], number: Form, text: Callable[[str], str] = str
 ) -> list[tuple[str, list[str], list[list[str]]]]:
     """For each data set its name, the headings and the lines; columns that nobody has a number for are left out."""
     out = []
-    for dataset in dict.fromkeys(cell.dataset for cell in reproduction.cells):
-        mine = [one for one in reproduction.found if one.cell.dataset == dataset]
+    for dataset in dict.fromkeys(one.cell.dataset for one in found):
+        mine = [one for one in found if one.cell.dataset == dataset]
         columns = list(dict.fromkeys((one.cell.column, one.cell.heading, one.measure) for one in mine))
-        order, kinds = [cell.column for cell in reproduction.cells], reproduction.study.measures
+        order, kinds = [one.cell.column for one in mine], list(MEASURES)
         columns.sort(key=lambda column: (order.index(column[0]), kinds.index(column[2])))
         lines = []
         for line in dict.fromkeys(one.cell.line.key for one in mine):
