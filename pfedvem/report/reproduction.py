@@ -15,13 +15,13 @@ from rich.table import Table
 
 from pfedvem.experiments.compare import Measure
 from pfedvem.experiments.reproduce import Found, Reproduction
-from pfedvem.experiments.studies import MEASURES, Study
+from pfedvem.experiments.studies import COURSES, MEASURES, Study
 from pfedvem.report import figures
 from pfedvem.report.compare import plain, tex
 from pfedvem.simulation import checkpoints
 
 HEADER = ("dataset", "method", "column", "measure", "ours", "ours_sem", "seeds", "paper", "paper_sem", "difference")
-COURSES = "the global model from round to round, since the last depends on who uploads in it"
+ROUNDS = "the global model from round to round, since the last depends on who uploads in it"
 LEGEND = (
     "Each cell: ours (the paper's; the difference). Mean ± standard error over seeds; = where the difference lies "
     "within two joint standard errors."
@@ -70,7 +70,7 @@ def table_markdown(reproduction: Reproduction) -> str:
     for dataset, head, lines in _tables(reproduction.found, _both):
         parts.append(f"**{dataset}**\n\n{_markdown(head, lines)}")
     for dataset, head, lines in _tables(reproduction.courses, _both):
-        parts.append(f"**{dataset}: {COURSES}**\n\n{_markdown(head, lines)}")
+        parts.append(f"**{dataset}: {ROUNDS}**\n\n{_markdown(head, lines)}")
     return "\n".join([*parts, f"{LEGEND}\n", *(f"- {note}\n" for note in notes(reproduction))])
 
 
@@ -151,11 +151,11 @@ def _tables(
     found: Sequence[Found], number: Form, text: Callable[[str], str] = str
 ) -> list[tuple[str, list[str], list[list[str]]]]:
     """For each data set its name, the headings and the lines; columns that nobody has a number for are left out."""
-    out = []
+    out, words = [], MEASURES | COURSES
     for dataset in dict.fromkeys(one.cell.dataset for one in found):
         mine = [one for one in found if one.cell.dataset == dataset]
         columns = list(dict.fromkeys((one.cell.column, one.cell.heading, one.measure) for one in mine))
-        order, kinds = [one.cell.column for one in mine], list(MEASURES)
+        order, kinds = [one.cell.column for one in mine], list(words)
         columns.sort(key=lambda column: (order.index(column[0]), kinds.index(column[2])))
         lines = []
         for line in dict.fromkeys(one.cell.line.key for one in mine):
@@ -163,7 +163,7 @@ def _tables(
             title = next(iter(of.values())).cell.line.title
             numbers = [number(of[c, kind]) if (c, kind) in of else "-" for c, _, kind in columns]
             lines.append([text(title), *numbers])
-        head = ["Method", *(f"{heading}: {MEASURES[kind]}" for _, heading, kind in columns)]
+        head = ["Method", *(f"{heading}: {words[kind]}" for _, heading, kind in columns)]
         out.append((dataset, head, lines))
     return out
 

@@ -390,7 +390,18 @@ def test_the_page_of_a_reproduction_holds_notes_tables_pictures_and_the_command(
     page = make(write_reproduction(tmp_path / "r"))
     assert (page.kind, page.title) == ("Reproduction", "Table 1: overall")
     assert list(page.facts) == ["table1"]
-    assert [one.title for one in page.sections] == ["Notes", "Overall: fmnist", "Fashion-MNIST", "Figures"]
+    assert [one.title for one in page.sections] == [
+        "Notes",
+        "Overall: fmnist",
+        "Overall: fmnist, from round to round",
+        "Fashion-MNIST",
+        "Figures",
+    ]
+    (course,) = section(page, "Overall: fmnist, from round to round").tables
+    assert (list(course.header), list(course.rows[0])) == (
+        ["Method", "50: GM, best of every 5th round"],
+        ["FedAvg", "86.1"],
+    )
     assert section(page, "Notes").text == ["Two seeds instead of five."]
     (found,) = section(page, "Fashion-MNIST").tables
     assert [list(row) for row in found.rows] == [

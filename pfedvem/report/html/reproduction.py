@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pfedvem.experiments.compare import Measure
-from pfedvem.experiments.studies import MEASURES
+from pfedvem.experiments.studies import COURSES, MEASURES
 from pfedvem.report.compare import plain
 from pfedvem.report.html.folders import Reproduction, Row, listed, number, title
 from pfedvem.report.html.page import Figure, Page, Section, Table, png, signed
@@ -41,15 +41,18 @@ def reproduction_page(found: Reproduction) -> Page:
 def _beside(head: str, rows: list[Row]) -> list[Section]:
     """The numbers of a study, which come a line each: for each data set a table of methods by columns."""
     sections = []
-    for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        mine = [row for row in rows if row["dataset"] == dataset]
+    apart = [(row["dataset"], row["measure"] in COURSES) for row in rows]
+    for dataset, course in dict.fromkeys(apart):
+        mine = [row for row, key in zip(rows, apart, strict=True) if key == (dataset, course)]
         cells = {(row["method"], row["column"], row["measure"]): _both(row) for row in mine}
         columns = list(dict.fromkeys((row["column"], row["measure"]) for row in mine))
         columns.sort(key=lambda column: [row["column"] for row in mine].index(column[0]))
         methods = dict.fromkeys(row["method"] for row in mine)
         lines = [[title(name), *(cells.get((name, *column), "-") for column in columns)] for name in methods]
-        header = ["Method", *(f"{column}: {MEASURES.get(measure, measure)}" for column, measure in columns)]
-        sections.append(Section(f"{head}: {dataset}", tables=[Table(header, lines, about=LEGEND)]))
+        words = COURSES if course else MEASURES
+        header = ["Method", *(f"{column}: {words.get(measure, measure)}" for column, measure in columns)]
+        about = f"{head}: {dataset}" + (", from round to round" if course else "")
+        sections.append(Section(about, tables=[Table(header, lines, about=LEGEND)]))
     return sections
 
 
