@@ -67,9 +67,9 @@ def table_csv(reproduction: Reproduction) -> str:
 def table_markdown(reproduction: Reproduction) -> str:
     """A table of Markdown for each data set."""
     parts = []
-    for dataset, head, lines in _tables(reproduction.found, _both):
+    for dataset, head, lines in _tables(reproduction, reproduction.found, _both):
         parts.append(f"**{dataset}**\n\n{_markdown(head, lines)}")
-    for dataset, head, lines in _tables(reproduction.courses, _both):
+    for dataset, head, lines in _tables(reproduction, reproduction.courses, _both):
         parts.append(f"**{dataset}: {ROUNDS}**\n\n{_markdown(head, lines)}")
     return "\n".join([*parts, f"{LEGEND}\n", *(f"- {note}\n" for note in notes(reproduction))])
 
@@ -87,7 +87,7 @@ def table_latex(reproduction: Reproduction) -> str:
         return rf"\shortstack{{{ours}\\{{\scriptsize {paper}}}}}"
 
     parts = []
-    for dataset, head, lines in _tables(reproduction.found, number, tex):
+    for dataset, head, lines in _tables(reproduction, reproduction.found, number, tex):
         body = [rf"{' & '.join(line)} \\" for line in lines]
         top = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", rf"{' & '.join(map(tex, head))} \\"]
         parts.append("\n".join([f"% {dataset}", *top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]))
@@ -97,7 +97,8 @@ def table_latex(reproduction: Reproduction) -> str:
 def reproduction_view(reproduction: Reproduction) -> Group:
     """The tables on the terminal, ours beside the paper's."""
     shown: list[Any] = []
-    for dataset, head, lines in _tables(reproduction.found, _both, escape) if not reproduction.study.figure else ():
+    found = [] if reproduction.study.figure else reproduction.found
+    for dataset, head, lines in _tables(reproduction, found, _both, escape):
         title = f"{escape(reproduction.study.title)}: {escape(dataset)}"
         table = Table(title=title, title_justify="left", header_style="bold", caption=LEGEND, caption_justify="left")
         for name in head:
@@ -148,18 +149,20 @@ Form = Callable[[Found], str]
 
 
 def _tables(
-    found: Sequence[Found], number: Form, text: Callable[[str], str] = str
+    reproduction: Reproduction, found: Sequence[Found], number: Form, text: Callable[[str], str] = str
 ) -> list[tuple[str, list[str], list[list[str]]]]:
     """For each data set its name, the headings and the lines; columns that nobody has a number for are left out."""
     out, words = [], MEASURES | COURSES
     for dataset in dict.fromkeys(one.cell.dataset for one in found):
         mine = [one for one in found if one.cell.dataset == dataset]
         columns = list(dict.fromkeys((one.cell.column, one.cell.heading, one.measure) for one in mine))
-        order, kinds = [one.cell.column for one in mine], list(words)
+        order, kinds = [cell.column for cell in reproduction.cells], list(words)
         columns.sort(key=lambda column: (order.index(column[0]), kinds.index(column[2])))
         lines = []
-        for line in dict.fromkeys(one.cell.line.key for one in mine):
+        for line in dict.fromkeys(cell.line.key for cell in reproduction.cells):
             of = {(one.cell.column, one.measure): one for one in mine if one.cell.line.key == line}
+            if not of:
+                continue
             title = next(iter(of.values())).cell.line.title
             numbers = [number(of[c, kind]) if (c, kind) in of else "-" for c, _, kind in columns]
             lines.append([text(title), *numbers])
