@@ -28,6 +28,13 @@ def reproduce(
     datasets: Annotated[str, Option(help="Data sets with commas between them; by default the paper's.")] = "",
     methods: Annotated[str, Option(help="Methods with commas between them; by default the paper's.")] = "",
     clients: Annotated[str, Option(help="Numbers of clients with commas between them; by default the paper's.")] = "",
+    columns: Annotated[
+        str,
+        Option(
+            help="Columns of a table that differ in their data, with commas between them: 5000, 10000 or 50000; hetero "
+            "or homo; random or equal."
+        ),
+    ] = "",
     seeds: Annotated[int, Option(help="How many seeds: --seed and those that follow it.")] = 5,
     rounds: Rounds = None,
     seed: Seed = None,
@@ -51,7 +58,7 @@ def reproduce(
     from pfedvem.report.reproduction import reproduction_view, table_csv, write_reproduction, write_tables
     from pfedvem.simulation.fit import Interrupted
 
-    chosen = study(name, words(datasets), words(methods), numbers(clients))
+    chosen = study(name, words(datasets), words(methods), numbers(clients), words(columns))
     flags = given(rounds=rounds, seed=seed, executor=executor, workers=workers)
     flags["data"] = given(root=str(data_root) if data_root is not None else None)
     console, folder = Console(stderr=as_json), out / name

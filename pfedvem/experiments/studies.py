@@ -163,8 +163,12 @@ def study(
     datasets: Iterable[str] = (),
     methods: Iterable[str] = (),
     clients: Iterable[int] = (),
+    columns: Iterable[str] = (),
 ) -> Study:
-    """The study of this name, cut down or changed to what is given; a small data set has fewer clients."""
+    """The study of this name, cut down or changed to what is given; a small data set has fewer clients.
+
+    ``columns`` chooses some of the ways of dealing the data, where those make the columns.
+    """
     if name not in STUDIES:
         raise UserError(f"There is no {name!r} in the paper; there are {', '.join(STUDIES)}.")
     chosen = STUDIES[name]
@@ -178,9 +182,15 @@ def study(
     counts = tuple(dict.fromkeys(clients))
     if counts and chosen.variants and len(counts) > 1:
         raise UserError(f"The columns of {name} differ in their data: give one number of clients.")
+    wanted, there = tuple(columns), {variant.key: variant for variant in chosen.variants}
+    if wanted and not there:
+        raise UserError(f"The columns of {name} are numbers of clients: choose them by --clients.")
+    if unknown := [key for key in wanted if key not in there]:
+        raise UserError(f"{name} has no column {unknown[0]!r}; it has {', '.join(there)}.")
+    variants = tuple(variant for key, variant in there.items() if not wanted or key in wanted)
     sets = tuple(dict.fromkeys(datasets)) or chosen.datasets
     usual = tuple(count // max(SMALL.get(one, 1) for one in sets) for count in chosen.clients)
-    return replace(chosen, datasets=sets, methods=names or chosen.methods, clients=counts or usual)
+    return replace(chosen, datasets=sets, methods=names or chosen.methods, clients=counts or usual, variants=variants)
 
 
 def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: Sequence[str] = ()) -> list[Cell]:

@@ -93,12 +93,20 @@ def test_the_ablations_change_what_they_say() -> None:
         ({"name": "ablation-deviation", "methods": ["fedavg"]}, "leave out --methods"),
         ({"name": "fig-partition-sizes", "methods": ["fedavg"]}, "trains nothing"),
         ({"name": "limited-data", "clients": [50, 100]}, "give one number of clients"),
+        ({"name": "limited-data", "columns": ["5,000"]}, "no column '5,000'; it has 5000, 10000, 50000"),
+        ({"name": "table1", "columns": ["50"]}, "choose them by --clients"),
         ({"name": "table1", "methods": ["fedavgg"]}, "fedavgg"),
     ],
 )
 def test_what_the_paper_does_not_have_is_refused(ask: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         study(**ask)
+
+
+def test_a_column_can_be_run_alone_and_is_the_same_run() -> None:
+    alone = grid(study("limited-data", columns=["5000"]), seeds=1)
+    assert {cell.column for cell in alone} == {"5000"}
+    assert [cell for cell in grid(STUDIES["limited-data"], seeds=1) if cell.column == "5000"] == alone
 
 
 def test_finished_runs_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
