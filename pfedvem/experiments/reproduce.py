@@ -27,19 +27,17 @@ from pfedvem.data.sources import load_source
 from pfedvem.errors import Damaged, UserError
 from pfedvem.experiments.compare import Measure, Summary, measure
 from pfedvem.experiments.config import Config
+from pfedvem.experiments.course import RECENT, Tester
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
-from pfedvem.models import build
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.fit import FREE, flat
 from pfedvem.simulation.results import Result
 from pfedvem.simulation.rounds import Progress, State, Together
-from pfedvem.simulation.work import Setup, score_general
 
 Record = dict[str, Any]
 KEPT = ("n_train", "pm", "pm_nll", "pm_ece", "tau", "uncertainty", "deviation")  # of each client
 MEASURED = {"pm": "pm", "gm": "gm", "small": "small_clients_pm"}
-RECENT = 10  # rounds whose mean accuracy says more of a global model than the last, which depends on who uploads then
 COURSE = "gm.json"
 OFTEN = 5  # rounds from one test of the global model to the next, before that
 
@@ -129,17 +127,16 @@ class Recorder(Progress):
     def __init__(self, config: Config, folder: Path, federation: Federation) -> None:
         self._algorithm, self._folder, self._wanted = config.algorithm, folder, snapshots(config)
         self._last = config.rounds
-        model = build(config.network, federation.shape, len(federation.classes), config.seed)
-        self._setup = Setup(config.algorithm, model, federation, config.seed, config.device, config.guard)
+        self._tester = Tester(config, federation)
         self._gm = _course(folder)
 
     def round(self, state: State) -> None:
         if not bool(tree.finite(tree.expand(state.server, 1)).all()):
             raise UserError(f"Training diverged in round {state.round}. Try a smaller learning rate.")
         due = state.round % OFTEN == 0 or state.round > self._last - RECENT
-        general = self._algorithm.general(state.server) if due and self._algorithm.global_model else None
-        if general is not None:
-            self._gm[str(state.round)] = round(100 * score_general(self._setup, general).accuracy, 4)
+        gm = self._tester.accuracy(state) if due else None
+        if gm is not None:
+            self._gm[str(state.round)] = gm
             checkpoints.replace(self._folder / COURSE, json.dumps(self._gm).encode())
         if state.round in self._wanted:
             said = self._algorithm.inspect(self._algorithm.down(state.server), state.clients)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import optuna
@@ -24,7 +25,8 @@ import torch
 from pfedvem.data import Federation, load_federation
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config
-from pfedvem.experiments.plan import Plan
+from pfedvem.experiments.course import Tester
+from pfedvem.experiments.plan import Plan, recent
 from pfedvem.experiments.run import train
 from pfedvem.experiments.trials import Attempt, Found, Record, Trials
 from pfedvem.report.sweep import write_sweep
@@ -40,14 +42,19 @@ class Pruned(Exception):
 
 
 class _Listener(Progress):
-    """Hears the record of each evaluated round."""
+    """Hears the record of each evaluated round; after the last, the global model's accuracy is a mean over rounds."""
 
-    def __init__(self, hear: Callable[[Record], None]) -> None:
-        self._hear = hear
+    def __init__(self, config: Config, data: Federation, hear: Callable[[Record], None]) -> None:
+        self._hear, self._tester = hear, Tester(config, data)
+        self._last, self._recent = config.rounds, recent(config.rounds)
+        self._gm: list[float] = []
 
     def round(self, state: State) -> None:
+        if state.round > self._last - self._recent and (gm := self._tester.accuracy(state)) is not None:
+            self._gm.append(gm)
         if state.measured is not None:
-            self._hear(state.measured)
+            steady = {"gm": fmean(self._gm)} if self._gm and state.round == self._last else {}
+            self._hear({**state.measured, **steady})
 
 
 def sweep(
@@ -116,10 +123,14 @@ def attempt(
 ) -> Attempt:
     """Trains by a configuration; ``hear`` gets the record of each evaluated round and may raise ``Pruned``."""
     began, history = time.perf_counter(), list[Record]()
-    listeners = (_Listener(history.append), _Listener(hear))
+
+    def heard(record: Record) -> None:
+        history.append(record)
+        hear(record)
+
     pruned, reason = False, None
     try:
-        train(config, federation=data, progress=Together(progress or Progress(), *listeners))
+        train(config, federation=data, progress=Together(progress or Progress(), _Listener(config, data, heard)))
     except Pruned:
         pruned = True
     except UserError as error:

@@ -209,6 +209,17 @@ def test_the_score_is_that_of_the_last_round(tmp_path: Path) -> None:
     assert row.score == row.scores[3] == pytest.approx(((row.pm or 0) + (row.gm or 0)) / 2)
 
 
+def test_a_global_model_is_judged_by_its_last_rounds_and_a_personal_one_by_the_last(tmp_path: Path) -> None:
+    searched = small("lr_head=0.0001", method="pfedvem", rounds=8)  # of which the last two count
+    row = sweep(searched, tmp_path / "s").rows[0]
+    data = searched.data(load_federation(searched.config.data, 0))
+    every = searched.trial(row.settings).model_copy(update={"eval_every": 1})
+    *_, before, last = train(every, federation=data).history
+    assert before["gm"] != last["gm"]
+    assert row.gm == pytest.approx(((before["gm"] or 0) + (last["gm"] or 0)) / 2, abs=1e-3)
+    assert row.pm == last["pm"]
+
+
 # Trials that come to nothing
 
 

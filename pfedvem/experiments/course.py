@@ -1,0 +1,25 @@
+"""The global model between evaluations: its accuracy in a round depends on who happens to upload in it, by points."""
+
+from __future__ import annotations
+
+from pfedvem.data.federation import Federation
+from pfedvem.experiments.config import Config
+from pfedvem.models import build
+from pfedvem.simulation.rounds import State
+from pfedvem.simulation.work import Setup, score_general
+
+RECENT = 10  # rounds whose mean accuracy says more of a global model than the last
+
+
+class Tester:
+    """Tests the global model of a run after any round."""
+
+    def __init__(self, config: Config, federation: Federation) -> None:
+        model = build(config.network, federation.shape, len(federation.classes), config.seed)
+        self._algorithm = config.algorithm
+        self._setup = Setup(config.algorithm, model, federation, config.seed, config.device, config.guard)
+
+    def accuracy(self, state: State) -> float | None:
+        """In percent, on the complete test data; None where the method has no global model."""
+        general = self._algorithm.general(state.server) if self._algorithm.global_model else None
+        return None if general is None else round(100 * score_general(self._setup, general).accuracy, 4)
