@@ -110,6 +110,7 @@ LINES = [
     "reproduce", "reproduce x", "reproduce table1 --datasets x --rounds 0", "reproduce table1 --methods x",
     "reproduce table1 --clients x", "reproduce table1 --clients 0 --datasets digits", "reproduce table1 --seeds 0",
     "reproduce table1 --rounds 0 --datasets digits", "reproduce table1 --seed -1 --datasets digits",
+    "reproduce table1 --datasets digits --finished", "reproduce limited-data --columns x",
     "reproduce table1 --datasets digits --out file", "reproduce fig-partition-sizes --draws 0",
     "reproduce fig-partition-sizes --datasets digits --clients 0 --draws 1",
     f"reproduce fig-partition-sizes --datasets digits --clients {BIG} --draws 1",

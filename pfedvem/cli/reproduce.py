@@ -43,6 +43,9 @@ def reproduce(
     executor: Executor = None,
     workers: Workers = None,
     assignments: Assignments = None,
+    finished: Annotated[
+        bool, Option("--finished", help="Run nothing: write the tables and pictures of what is finished in --out.")
+    ] = False,
     out: Annotated[Path, Option(help="Folder of the runs, tables and pictures.")] = Path("reproduction"),
     as_json: Json = False,
 ) -> None:
@@ -74,7 +77,7 @@ def reproduce(
 
     try:
         with LiveComparison(console) as live:
-            run_study(chosen, cells, out, progress=live, on_cell=live.cell, save=save)
+            run_study(chosen, cells, out, finished_only=finished, progress=live, on_cell=live.cell, save=save)
     except (Interrupted, KeyboardInterrupt):
         console.print(Text("Stopped. Go on with the same command."), soft_wrap=True)
         raise typer.Exit(130) from None

@@ -155,19 +155,23 @@ def reproduce(
     cells: Sequence[Cell],
     out: Path,
     *,
+    finished_only: bool = False,
     progress: Progress | None = None,
     on_cell: Callable[[str, int, int], None] | None = None,
     save: Callable[[Reproduction], None] = lambda _: None,
 ) -> Reproduction:
     """Runs what is not finished in ``out``, seed by seed, so that all of a table is there early.
 
-    ``save`` gets the study as it stands, at first, after each run and at the end. A run that diverges does not keep the
-    others from running. Ctrl-C ends with ``Interrupted``; the same call goes on from there.
+    With ``finished_only`` nothing is run: the study is made of what is there. ``save`` gets the study as it stands, at
+    first, after each run and at the end. A run that diverges does not keep the others from running. Ctrl-C ends with
+    ``Interrupted``; the same call goes on from there.
     """
     progress = progress or Progress()
     runs = [(cell, cell.names[i], cell.configs[i]) for i in range(_seeds(cells)) for cell in cells]
     records = {name: record for _, name, config in runs if (record := finished(config, _file(out, name))) is not None}
-    missing = [run for run in runs if run[1] not in records]
+    missing = [run for run in runs if run[1] not in records and not finished_only]
+    if finished_only and not records:
+        raise UserError(f"None of these runs is finished in {out}; leave out --finished to run them.")
     failures: list[str] = []
 
     def current() -> Reproduction:

@@ -123,6 +123,16 @@ def test_finished_runs_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: p
     assert reproduce(chosen, fewer, tmp_path).found[0].seeds == 1
 
 
+def test_what_is_finished_can_be_shown_without_running_the_rest(tmp_path: Path) -> None:
+    chosen, cells = tiny()
+    with pytest.raises(UserError, match="None of these runs is finished"):
+        reproduce(chosen, cells, tmp_path, finished_only=True)
+    reproduce(chosen, cells[:1], tmp_path)
+    shown = reproduce(chosen, cells, tmp_path, finished_only=True)
+    assert len(cells) > 1
+    assert [len(shown.of(cell)) for cell in cells] == [1] + [0] * (len(cells) - 1)
+
+
 def test_a_record_tells_everything_but_where_the_data_lay(tmp_path: Path) -> None:
     chosen, cells = tiny(methods=("pfedvem",))
     found = reproduce(chosen, cells, tmp_path / "out")
