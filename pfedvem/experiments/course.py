@@ -1,8 +1,12 @@
-"""The global model between evaluations: its accuracy in a round depends on who happens to upload in it, by points."""
+"""What is watched between evaluations: the global model, whose accuracy depends on who happens to upload in a round, by
+points; and whether training diverges.
+"""
 
 from __future__ import annotations
 
+from pfedvem import tree
 from pfedvem.data.federation import Federation
+from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config
 from pfedvem.models import build
 from pfedvem.simulation.rounds import State
@@ -11,7 +15,13 @@ from pfedvem.simulation.work import Setup, score_general
 RECENT = 10  # rounds whose mean accuracy says more of a global model than the last
 
 
-class Tester:
+def refuse_divergence(state: State) -> None:
+    """Ends a run whose server is no longer finite; clients that overflow are left out before that."""
+    if not bool(tree.finite(tree.expand(state.server, 1)).all()):
+        raise UserError(f"Training diverged in round {state.round}. Try a smaller learning rate.")
+
+
+class Probe:
     """Tests the global model of a run after any round."""
 
     def __init__(self, config: Config, federation: Federation) -> None:

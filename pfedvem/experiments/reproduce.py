@@ -19,7 +19,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pfedvem import tree
 from pfedvem.data.federation import Federation
 from pfedvem.data.loading import assemble, load_federation
 from pfedvem.data.settings import DataSettings
@@ -27,7 +26,7 @@ from pfedvem.data.sources import load_source
 from pfedvem.errors import Damaged, UserError
 from pfedvem.experiments.compare import Measure, Summary, measure
 from pfedvem.experiments.config import Config
-from pfedvem.experiments.course import RECENT, Tester
+from pfedvem.experiments.course import RECENT, Probe, refuse_divergence
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
 from pfedvem.simulation import checkpoints
@@ -127,14 +126,13 @@ class Recorder(Progress):
     def __init__(self, config: Config, folder: Path, federation: Federation) -> None:
         self._algorithm, self._folder, self._wanted = config.algorithm, folder, snapshots(config)
         self._last = config.rounds
-        self._tester = Tester(config, federation)
+        self._probe = Probe(config, federation)
         self._gm = _course(folder)
 
     def round(self, state: State) -> None:
-        if not bool(tree.finite(tree.expand(state.server, 1)).all()):
-            raise UserError(f"Training diverged in round {state.round}. Try a smaller learning rate.")
+        refuse_divergence(state)
         due = state.round % OFTEN == 0 or state.round > self._last - RECENT
-        gm = self._tester.accuracy(state) if due else None
+        gm = self._probe.accuracy(state) if due else None
         if gm is not None:
             self._gm[str(state.round)] = gm
             checkpoints.replace(self._folder / COURSE, json.dumps(self._gm).encode())

@@ -25,7 +25,7 @@ import torch
 from pfedvem.data import Federation, load_federation
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config
-from pfedvem.experiments.course import Tester
+from pfedvem.experiments.course import Probe, refuse_divergence
 from pfedvem.experiments.plan import Plan, recent
 from pfedvem.experiments.run import train
 from pfedvem.experiments.trials import Attempt, Found, Record, Trials
@@ -45,12 +45,13 @@ class _Listener(Progress):
     """Hears the record of each evaluated round; after the last, the global model's accuracy is a mean over rounds."""
 
     def __init__(self, config: Config, data: Federation, hear: Callable[[Record], None]) -> None:
-        self._hear, self._tester = hear, Tester(config, data)
+        self._hear, self._probe = hear, Probe(config, data)
         self._last, self._recent = config.rounds, recent(config.rounds)
         self._gm: list[float] = []
 
     def round(self, state: State) -> None:
-        if state.round > self._last - self._recent and (gm := self._tester.accuracy(state)) is not None:
+        refuse_divergence(state)
+        if state.round > self._last - self._recent and (gm := self._probe.accuracy(state)) is not None:
             self._gm.append(gm)
         if state.measured is not None:
             steady = {"gm": fmean(self._gm)} if self._gm and state.round == self._last else {}
