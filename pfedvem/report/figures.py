@@ -41,10 +41,11 @@ def agreement(reproduction: Reproduction, folder: Path) -> Drawn:
     drawn: Drawn = []
     for dataset in dict.fromkeys(cell.dataset for cell in reproduction.cells):
         mine = [one for one in reproduction.found if one.cell.dataset == dataset and one.ours is not None]
-        columns = list(dict.fromkeys((one.cell.column, one.cell.heading) for one in mine))
-        lines = list(dict.fromkeys(one.cell.line.title for one in mine))[::-1]
         if not mine:
             continue
+        shown = [cell for cell in reproduction.cells if any(one.cell.line == cell.line for one in mine)]
+        lines = list(dict.fromkeys(cell.line.title for cell in shown))[::-1]  # in the order of the study
+        columns = list(dict.fromkeys((one.cell.column, one.cell.heading) for one in mine))
         size = (1.6 + 2.7 * len(columns), 1.3 + 0.3 * len(lines))
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
@@ -56,6 +57,7 @@ def agreement(reproduction: Reproduction, folder: Path) -> Drawn:
             axis.set_xlabel("accuracy (%)")
             _plain(axis, "x")
         axes[0].set_yticks(range(len(lines)), lines)
+        axes[0].set_ylim(-0.5, len(lines) - 0.5)
         for kind in (kind for kind in reproduction.study.measures if any(one.measure == kind for one in mine)):
             faces = [("ours", _colour(kind)), ("the paper", "white")]
             for whose, face in faces if any(one.paper for one in mine) else faces[:1]:
