@@ -15,6 +15,11 @@ from pfedvem.simulation.work import Setup, score_general
 RECENT = 10  # rounds whose mean accuracy says more of a global model than the last
 
 
+def recent(rounds: int) -> int:
+    """Over how many last rounds a trial's global model is judged: ten, but of a short trial a quarter."""
+    return min(RECENT, max(1, rounds // 4))
+
+
 def refuse_divergence(state: State) -> None:
     """Ends a run whose server is no longer finite; clients that overflow are left out before that."""
     if not bool(tree.finite(tree.expand(state.server, 1)).all()):

@@ -14,7 +14,7 @@ from typing import Any
 from pfedvem.data import Federation
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config, load, merged
-from pfedvem.experiments.course import RECENT
+from pfedvem.experiments.course import recent
 from pfedvem.experiments.spaces import SPACES, Space
 from pfedvem.rng import generator
 from pfedvem.simulation.fit import FREE, flat
@@ -97,11 +97,6 @@ class Plan:
         if "gm" in MODELS[self.objective]:
             judged["gm"] = f"mean of the last {recent(self.config.rounds)} rounds"
         return {**values, **judged, "data": data.fingerprint()}
-
-
-def recent(rounds: int) -> int:
-    """Over how many last rounds a trial's global model is judged: ten, but of a short trial a quarter."""
-    return min(RECENT, max(1, rounds // 4))
 
 
 def plan(

@@ -25,8 +25,8 @@ import torch
 from pfedvem.data import Federation, load_federation
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config
-from pfedvem.experiments.course import Probe, refuse_divergence
-from pfedvem.experiments.plan import Plan, recent
+from pfedvem.experiments.course import Probe, recent, refuse_divergence
+from pfedvem.experiments.plan import Plan
 from pfedvem.experiments.run import train
 from pfedvem.experiments.trials import Attempt, Found, Record, Trials
 from pfedvem.report.sweep import write_sweep
