@@ -129,6 +129,9 @@ class Recorder(Progress):
         self._probe = Probe(config, federation)
         self._gm = _course(folder)
 
+    def resumed(self, state: State) -> None:
+        self.round(state)  # a kill may have come after the checkpoint and before this was written
+
     def round(self, state: State) -> None:
         refuse_divergence(state)
         due = state.round % OFTEN == 0 or state.round > self._last - RECENT

@@ -153,6 +153,8 @@ def fit(
 
     try:
         progress.stage(algorithm.title, state.round, rounds)
+        if state.round > 0:
+            progress.resumed(state)
         with make_executor(setup, executor, workers, cohort) as place:
             simulate(
                 state,

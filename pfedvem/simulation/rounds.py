@@ -51,6 +51,9 @@ class Progress:
     def stage(self, title: str, done: int, rounds: int) -> None:
         """A method starts after ``done`` of its rounds."""
 
+    def resumed(self, state: State) -> None:
+        """The method goes on from a checkpoint; whether its last round was heard of before is not known."""
+
     def note(self, text: str) -> None:
         """Something that a user should know."""
 
@@ -102,6 +105,10 @@ class Together(Progress):
     def stage(self, title: str, done: int, rounds: int) -> None:
         for member in self._members:
             member.stage(title, done, rounds)
+
+    def resumed(self, state: State) -> None:
+        for member in self._members:
+            member.resumed(state)
 
     def note(self, text: str) -> None:
         for member in self._members:

@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from pfedvem.cli import main
 from pfedvem.data.settings import DataSettings
 from pfedvem.experiments import reproduce as module
 from pfedvem.experiments.compare import Measure
-from pfedvem.experiments.reproduce import Found, Reproduction, partition_sizes, reproduce, snapshots
+from pfedvem.experiments.reproduce import Found, Recorder, Reproduction, partition_sizes, reproduce, snapshots
 from pfedvem.experiments.studies import STUDIES, Cell, Study, grid, published, study
 from pfedvem.report.figures import running_mean
 from pfedvem.report.reproduction import agreement, table_csv, table_latex, table_markdown, write_reproduction
@@ -166,6 +167,21 @@ def test_a_study_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path) ->
     for name, record in straight.records.items():
         assert resumed.records[name]["clients"] == record["clients"]
         assert resumed.records[name]["snapshots"] == record["snapshots"]
+
+
+def test_what_a_kill_kept_from_being_recorded_is_recorded_on_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, cells = tiny(methods=("pfedvem",))
+    straight = reproduce(chosen, cells, tmp_path / "straight").records[cells[0].names[0]]
+    with monkeypatch.context() as patched:
+        patched.setattr(Recorder, "round", Mock(side_effect=KeyboardInterrupt))  # its checkpoint is there already
+        with pytest.raises(Interrupted):
+            reproduce(chosen, cells, tmp_path / "killed")
+    resumed = reproduce(chosen, cells, tmp_path / "killed").records[cells[0].names[0]]
+    assert resumed["gm_by_round"] == straight["gm_by_round"]
+    assert list(resumed["gm_by_round"]) == ["1", "2"]
+    assert resumed["snapshots"] == straight["snapshots"]
 
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
