@@ -152,10 +152,11 @@ def squared_distance(a: T, b: T) -> Tensor:
 
 def weighted_mean(tree: T, weights: Tensor) -> T:
     """The mean over the client dimension by ``weights`` (C,); whole-number leaves (counters) are rounded."""
-    shares = (weights / weights.sum()).to(torch.float64).split(MEAN_CLIENTS)
+    # In double precision from the start, so that the order of the clients shows in no digit that is kept.
+    exact = weights.to(torch.float64)
+    shares = (exact / exact.sum()).split(MEAN_CLIENTS)
 
     def mean(leaf: Tensor) -> Tensor:
-        # Summed in double precision, so that the order of the clients shows in no digit that is kept.
         parts = zip(shares, leaf.split(MEAN_CLIENTS), strict=True)
         value: Tensor = sum(torch.tensordot(share, part.to(torch.float64), dims=1) for share, part in parts)
         return (value if leaf.is_floating_point() else value.round()).to(leaf.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from pfedvem import bayes, tree
+from pfedvem.algorithms import PFedBayes, PFedVEM
 from pfedvem.bayes import Gaussian
 
 
@@ -24,6 +25,14 @@ def posterior(clients: int = 3, seed: int = 0) -> tuple[Gaussian, Tensor]:
 def test_inverse_softplus_gives_back_sigma(sigma: float) -> None:
     pi = torch.tensor(bayes.inverse_softplus(sigma), dtype=torch.float64)
     assert Gaussian(pi, pi).sigma.item() == pytest.approx(sigma, rel=1e-9)
+
+
+@pytest.mark.parametrize("spread", [1e-21, 1e20])
+def test_a_spread_that_single_precision_cannot_square_is_refused(spread: float) -> None:
+    with pytest.raises(ValueError, match="scale"):
+        PFedVEM(scale=spread)
+    with pytest.raises(ValueError, match="sigma"):
+        PFedBayes(sigma=spread)
 
 
 def test_kl_is_that_of_torch_distributions() -> None:

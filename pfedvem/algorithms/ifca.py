@@ -92,9 +92,10 @@ class IFCA(LocalTraining, Averaging, Algorithm[Server, Tensor, Server, None, Up]
 
     def merge(self, server: Server, ups: Up) -> Server:
         weights = self.weigh(ups.n)
+        members = F.one_hot(ups.cluster.argmax(1), len(server.heads))  # whatever is sent: one vote, for one cluster
         heads = [
             tree.weighted_mean(ups.params.w, weights * member) if bool(member.any()) else head
-            for head, member in zip(server.heads, ups.cluster.T, strict=True)
+            for head, member in zip(server.heads, members.T, strict=True)
         ]
         return Server(tree.weighted_mean(ups.params.theta, weights), torch.stack(heads))
 

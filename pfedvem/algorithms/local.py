@@ -75,7 +75,9 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
         return None
 
     def adapt(self, model: Model, down: None, client: Client, data: ClientData, rng: Rng) -> tuple[Client, None]:
-        choice = client.choice if bool((client.choice >= 0).all()) else self._choose(model, client.params, data, rng)
+        choice, chosen = client.choice, client.choice >= 0
+        if not bool(chosen.all()):
+            choice = choice.where(chosen, self._choose(model, client.params, data, rng))
         params = client.params
         for candidate in sorted(set(choice.tolist())):
             trained = self._train(model, client.params, data, rng, candidate)
@@ -93,7 +95,7 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
         if len(self.candidates) == 1:
             return torch.zeros(len(rng), dtype=torch.long, device=data.x.device)
         orders = rng.stream("validation").permutations(data.sizes)
-        held = [max(1, round(self.validation * n)) if n > 1 else 0 for n in data.sizes]
+        held = [min(max(1, round(self.validation * n)), n - 1) for n in data.sizes]
         train = data.select([order[n:] for order, n in zip(orders, held, strict=True)])
         # A client with one sample has nothing to hold out and judges by the sample that it has.
         rest = as_batch(data.select([order[: max(n, 1)] for order, n in zip(orders, held, strict=True)]))

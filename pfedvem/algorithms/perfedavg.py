@@ -40,7 +40,7 @@ class PerFedAvg(OneNetwork):
     beta: float = Field(default=1e-2, gt=0, description="learning rate of the meta-model")
     steps: int = Field(default=25, ge=1, description="local meta-steps a round (R)")
     batch_size: int = Field(default=10, ge=1, description="batch size (B)")
-    delta: float = Field(default=1e-3, gt=0, description="step of the difference that stands for the Hessian")
+    delta: float = Field(default=1e-3, ge=1e-6, description="step of the difference that stands for the Hessian")
     first_order: bool = Field(default=False, description="leave the Hessian term out (the FO variant)")
     weights: Literal["size", "uniform"] = Field(
         default="uniform", description="weigh uploads by data size, or all alike"

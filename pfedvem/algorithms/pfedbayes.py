@@ -75,7 +75,7 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
     epochs: int = Field(default=5, ge=1, description="local iterations a round (R)")
     samples: int = Field(default=5, ge=1, description="steps on q, each on one draw, an iteration")
     lam: float = Field(default=1.0, gt=0, description="weight of the KL divergence (zeta)")
-    sigma: float = Field(default=0.1, gt=0, description="initial standard deviation")
+    sigma: float = Field(default=0.1, ge=1e-6, le=1e3, description="initial standard deviation")
     beta: float = Field(default=1.0, gt=0, description="how far the server moves to the mean")
     weights: Literal["size", "uniform"] = Field(
         default="uniform", description="weigh uploads by data size, or all alike"

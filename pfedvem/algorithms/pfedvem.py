@@ -81,7 +81,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     base_epochs: int = Field(default=5, ge=1, description="epochs on the base a round")
     batch_size: int = Field(default=10, ge=1, description="batch size for the base (B)")
     samples: int = Field(default=5, ge=1, description="Monte-Carlo samples of the head a step (K)")
-    scale: float = Field(default=1.0, gt=0, description="initial sigma; the first confidence is 1 / scale^2")
+    scale: float = Field(default=1.0, ge=1e-6, le=1e3, description="initial sigma; the first confidence is 1 / scale^2")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of both; it does not outlive a round")
     confidence: Literal["both", "uncertainty", "deviation"] = Field(
         default="both", description="terms of tau (ablations)"

@@ -14,6 +14,7 @@ from pfedvem import tree
 from pfedvem.algorithms import IFCA, FedAvg, FedPer, FedProx, FedRep, PerFedAvg, PFedBayes, PFedMe, Scaffold
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.algorithms.ifca import Server as Heads
+from pfedvem.algorithms.ifca import Up as Uploaded
 from pfedvem.algorithms.pfedbayes import Belief, Up, divergence
 from pfedvem.bayes import inverse_softplus
 from pfedvem.conformance.quadratic import Quadratic, clients, value
@@ -237,6 +238,15 @@ def test_ifca_averages_by_cluster(heads: list[float], weights: str, expected: li
     server = Heads({}, torch.stack([Quadratic.at(v).w for v in heads]))
     up, _, _ = contribute(algorithm, Quadratic(0), server, clients([1] * 4, [0, 0.2, 5, 5.4], [1, 3, 1, 1]))
     assert algorithm.merge(server, up).heads[:, 0, 1].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("vote", [[1e9, 0.0], [-3.0, -4.0]])
+def test_in_ifca_a_client_has_one_vote_whatever_it_sends(vote: list[float]) -> None:
+    server = Heads({}, torch.zeros(2, 1, 1))
+    w = torch.tensor([100.0, 0.0, 0.0, 0.0]).view(4, 1, 1)
+    cluster = torch.tensor([vote, [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    merged = IFCA().merge(server, Uploaded(Params({}, w), cluster, torch.ones(4)))
+    assert merged.heads.flatten().tolist() == [25.0, 0.0]
 
 
 def test_ifca_with_one_cluster_is_fedavg(model: Model, federation: Federation) -> None:
