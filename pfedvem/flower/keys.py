@@ -50,7 +50,8 @@ def make_keys(folder: Path, sites: int, hosts: Sequence[str] = (), port: int = 8
         files[f"site-{site}.pub"] = own.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
-    address = f"{hosts[0] if hosts else LOOPBACK[1]}:{port}"
+    host = hosts[0] if hosts else LOOPBACK[1]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     link = {"address": address, "root-certificates": str((folder / "ca.pem").resolve())}
     files["home/config.toml"] = tomli_w.dumps({"superlink": {"default": "federation", "federation": link}}).encode()
     (folder / "home").mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,8 @@ def new_app(folder: Path, clients: int) -> list[Path]:
         raise UserError(f"A federation needs at least two sites, not {clients}.")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; an app is written into a new folder.")
+    if set(folder.resolve().as_posix()) & set('"\\\n'):
+        raise UserError(f"The path {folder.resolve()} cannot stand in pyproject.toml; choose one without quotes.")
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
     values = {
         "name": name,

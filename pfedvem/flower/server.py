@@ -21,7 +21,7 @@ from pfedvem import tree
 from pfedvem.errors import UserError
 from pfedvem.flower import wire
 from pfedvem.flower.settings import FREE, Network, Settings
-from pfedvem.flower.sites import Status
+from pfedvem.flower.sites import KNOWN, Status, read_sites
 from pfedvem.flower.strategy import FederatedStrategy
 from pfedvem.flower.watch import STATUS
 from pfedvem.guard import Counts
@@ -32,6 +32,8 @@ from pfedvem.simulation.fit import flat
 from pfedvem.simulation.results import Result, write_metrics
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Scores
+
+SITES = "sites.json"  # who the sites are that the server has met, so that it knows them when it is started again
 
 
 def server_app(network: Network, wrap: Callable[[Strategy], Strategy] = lambda strategy: strategy) -> ServerApp:
@@ -89,11 +91,14 @@ def _serve(settings: Settings, network: Network, grid: Grid, out: Path, wrap: Ca
     checkpoints.replace(out / "config.toml", tomli_w.dumps(settings.dump()).encode())
 
     def after_round(latest: State, status: Status) -> None:
+        checkpoints.replace(out / SITES, KNOWN.dump_json(tuple(strategy.met.values())))
         checkpoints.save(out / "checkpoint", latest, identity)
         write_metrics(out, latest)
         checkpoints.replace(out / STATUS, status.dump())
 
     strategy = FederatedStrategy(settings, model, state, after_round)
+    if found is not None:
+        strategy.met |= read_sites(out / SITES, settings.clients)
     left = settings.rounds - state.round
     if left > 0:
         (out / "summary.json").unlink(missing_ok=True)

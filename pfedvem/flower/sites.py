@@ -6,7 +6,9 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from pfedvem.data.federation import Federation
@@ -25,6 +27,18 @@ class Known:
     name: str
     n: int
     shape: tuple[int, ...]
+
+
+KNOWN = TypeAdapter(tuple[Known, ...])
+
+
+def read_sites(path: Path, clients: int) -> dict[int, Known]:
+    """The sites that an earlier server has met, by client; none where the file is missing or damaged."""
+    try:
+        sites = KNOWN.validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {site.client: site for site in sites if 0 <= site.client < clients}
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,18 @@ def test_an_app_is_not_written_over(tmp_path: Path) -> None:
         new_app(tmp_path / "a", 2)
 
 
+def test_a_folder_whose_path_cannot_stand_in_a_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="choose one without quotes"):
+        new_app(tmp_path / 'a"b', 2)
+    assert not (tmp_path / 'a"b').exists()
+
+
+def test_an_address_of_the_newer_kind_stands_in_brackets(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 1, hosts=["::1"])
+    link = tomllib.loads((tmp_path / "keys" / "home" / "config.toml").read_text())["superlink"]["federation"]
+    assert link["address"].startswith("[::1]:")
+
+
 def test_the_commands_make_an_app_and_keys_and_show_a_federation(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

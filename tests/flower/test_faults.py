@@ -330,6 +330,25 @@ def test_a_killed_server_goes_on_to_the_same_result(place: Place) -> None:
     assert [r["round"] for r in resumed.history] == [r["round"] for r in whole.history]
 
 
+def test_a_server_that_is_killed_before_its_last_files_writes_them_when_it_is_run_again(place: Place) -> None:
+    place.run()
+    out = place.folder / "out"
+    before = {name: (out / name).read_bytes() for name in ("summary.json", "clients.csv", "model/model.json")}
+    for name in before:
+        (out / name).unlink()
+    place.run()
+    assert before == {name: (out / name).read_bytes() for name in before}
+
+
+def test_a_site_that_never_came_is_not_among_the_small_ones(place: Place) -> None:
+    grid = place.grid()
+    grid.contexts.pop(1003)
+    result = place.run(grid)
+    assert result.clients["n_train"].iloc[3] == 0
+    assert result.summary["small_clients_pm"] is not None
+    assert 3 not in result.small_clients
+
+
 def test_a_complete_run_stays_as_it_is_when_it_is_run_again(place: Place) -> None:
     place.run()
     before = {path: path.read_bytes() for path in (place.folder / "out").rglob("*") if path.is_file()}
