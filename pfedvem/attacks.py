@@ -12,6 +12,7 @@ from torch import Tensor
 from pfedvem import tree
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.data.federation import ClientData, Federation, Split
+from pfedvem.errors import UserError
 from pfedvem.models import Model
 from pfedvem.rng import Rng
 
@@ -46,7 +47,10 @@ def _filled(value: float) -> Change:
 def _constant_head(algorithm: AnyAlgorithm, down: Any, ups: Any) -> dict[str, Tensor]:
     """A head that gives the first class to everything."""
     name = "mu" if algorithm.name == "pfedvem" else "params.w"
-    head = torch.zeros_like(tree.named(ups)[name])
+    leaves = tree.named(ups)
+    if name not in leaves:
+        raise UserError(f"{algorithm.title} sends no head that an attacker could make up; choose another attack.")
+    head = torch.zeros_like(leaves[name])
     head[:, 0, -1] = SCALE
     return {name: head}
 

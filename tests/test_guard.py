@@ -194,6 +194,11 @@ def test_only_liars_send_something_else(
     assert not same(tree.take(sent, [1]), tree.take(honest, [1]))
 
 
+def test_a_method_that_sends_no_head_cannot_be_attacked_by_one(model: Model, federation: Federation) -> None:
+    with pytest.raises(UserError, match="SCAFFOLD sends no head"):
+        uploads(Setup(hostile(Scaffold(), "head", {1}), model, federation, 0), (0, 1))
+
+
 def test_a_liar_that_claims_all_the_weight_owns_the_head_without_the_guard_and_not_with_it(
     model: Model, federation: Federation
 ) -> None:
