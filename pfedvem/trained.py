@@ -107,6 +107,8 @@ class Trained:
             label: the column of the labels, where the data is a table.
         """
         name, algorithm = str(client), self.algorithm
+        if rounds < 1:
+            raise UserError(f"rounds must be at least 1, not {rounds}.")
         if not algorithm.personalised or algorithm.personal_kept:
             raise UserError(f"{algorithm.title} has nothing that a client which comes later could start from.")
         if name in self.clients:

@@ -101,6 +101,8 @@ def calibration(probabilities: Tensor, y: Tensor, uncertainty: Tensor) -> Calibr
     """Scores of predicted probabilities (N, classes) against the labels y (N,); declines by ``uncertainty`` (N,)."""
     import pandas as pd
 
+    if len(y) == 0:
+        raise UserError("There is no test data to judge predictions by.")
     p, n = probabilities.double(), len(y)
     sure, guess = p.max(1)
     right = (guess == y).double()
@@ -123,10 +125,11 @@ def calibration(probabilities: Tensor, y: Tensor, uncertainty: Tensor) -> Calibr
     kept = [ordered[: max(1, n - round(share * n))] for share in shares.tolist()]
     declined = pd.DataFrame({"declined": shares.numpy(), "accuracy": [float(part.mean()) for part in kept]})
     truth = p.gather(1, y.unsqueeze(1)).squeeze(1)
+    least = torch.finfo(probabilities.dtype).tiny  # what has underflowed to 0 is not quite impossible
     return Calibration(
         samples=n,
         accuracy=float(right.mean()),
-        nll=float(-truth.log().mean()),
+        nll=float(-truth.clamp(min=least).log().mean()),
         brier=float((p.square().sum(1) - 2 * truth + 1).mean()),
         ece=float((confident - correct).abs().sum()) / n,
         bins=bins,

@@ -15,7 +15,7 @@ from torch import nn
 from pfedvem import FedAvg, Federation, Local, Model, PFedVEM, Result, UserError, fit, load
 from pfedvem.algorithms import METHODS
 from pfedvem.simulation.work import score_clients
-from pfedvem.trained import add_personal
+from pfedvem.trained import add_personal, model_folder
 from tests.conftest import blobs, small_network
 
 QUICK = PFedVEM(lr_head=0.01, lr_base=0.02, base_epochs=2, scale=0.3)
@@ -252,6 +252,8 @@ def test_a_late_client_is_refused_where_it_cannot_be_fitted() -> None:
         result.personalize((x, y + 5))
     with pytest.raises(UserError, match=r"takes inputs of shape \(N, 4\)"):
         result.personalize((x[:, :2], y))
+    with pytest.raises(UserError, match="rounds must be at least 1, not 0"):
+        result.personalize((x, y), rounds=0)
 
 
 def test_late_clients_are_written_beside_the_others(tmp_path: Path) -> None:
@@ -266,6 +268,17 @@ def test_late_clients_are_written_beside_the_others(tmp_path: Path) -> None:
 
 
 # Tables and backbones
+
+
+def test_a_client_that_came_later_is_still_there_when_a_run_is_written_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "workers": 1, "out": tmp_path, "keep_models": True}
+    federation, network = blobs((7, 12, 5)), nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    fit(PFedVEM(), network, federation, **options)
+    late = load(tmp_path, network).personalize(blob_pair(10), "late", rounds=1)
+    add_personal(model_folder(tmp_path), late)
+    fit(PFedVEM(), network, federation, resume=True, **options)
+    load(tmp_path, network).personal("late")
+    assert sorted(path.stem for path in (tmp_path / "model" / "personal").iterdir()) == [f"{n:05d}" for n in range(4)]
 
 
 def test_a_table_is_predicted_by_its_columns_in_any_order() -> None:

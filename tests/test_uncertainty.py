@@ -129,6 +129,16 @@ def test_scores_are_what_their_definitions_say() -> None:
     assert found.bins["samples"].sum() == 4
 
 
+def test_without_test_data_there_is_nothing_to_judge_by() -> None:
+    with pytest.raises(UserError, match="There is no test data to judge predictions by"):
+        calibration(torch.empty(0, 3), torch.empty(0, dtype=torch.long), torch.empty(0))
+
+
+def test_a_probability_that_has_underflowed_costs_much_but_not_everything() -> None:
+    found = calibration(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]), torch.zeros(2))
+    assert 40 < found.nll < 50
+
+
 def test_declining_the_most_uncertain_leaves_the_rest() -> None:
     found = calibration(P, Y, torch.tensor([0.1, 0.9, 0.2, 0.3]))
     by_share = found.declined.set_index("declined")["accuracy"]

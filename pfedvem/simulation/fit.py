@@ -21,8 +21,8 @@ from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import executor as make_executor
 from pfedvem.simulation.executors import require
 from pfedvem.simulation.results import MODELS_BYTES, Result, write_metrics
-from pfedvem.simulation.rounds import Progress, State, TextBar, one_round, simulate, start
-from pfedvem.simulation.work import Setup
+from pfedvem.simulation.rounds import Progress, State, TextBar, one_round, sample, simulate, start
+from pfedvem.simulation.work import Scores, Setup
 
 # Settings that may change when a run goes on: they say where and how long it runs, not what it computes.
 FREE = {"rounds", "executor", "workers", "cohort", "device", "checkpoint_every", "alone", "alone_lr", "data.root"}
@@ -47,7 +47,7 @@ def fit(
     federation: Federation,
     *,
     head: str | None = None,
-    rounds: int = 100,
+    rounds: int | None = None,
     participation: float = 0.1,
     seed: int = 0,
     eval_every: int = 5,
@@ -74,7 +74,9 @@ def fit(
         model: any network that ends in a linear layer, or an already split ``Model``.
         federation: the clients' data.
         head: the name of the linear layer that is the head; by default the last one.
+        rounds: communication rounds; by default 100, or what the method says of itself (``Local`` trains once).
         participation: the probability that a client uploads in a round.
+        seed: drives initial weights and all sampling, from 0 to 2**63 - 1.
         eval_every: rounds between evaluations; the last round is always evaluated.
         alone: also train every client without the federation, by this method, and report it beside.
         out: a folder for the run's files and checkpoints; without one, nothing is written.
@@ -97,18 +99,26 @@ def fit(
         raise UserError(
             f"The network has {model.classes} outputs for {len(federation.classes)} classes; end it in one for each."
         )
+    rounds = rounds if rounds is not None else algorithm.default_rounds or 100
     for name, value, lowest in (
         ("rounds", rounds, 1),
+        ("seed", seed, 0),
         ("eval_every", eval_every, 0),
         ("checkpoint_every", checkpoint_every, 1),
-        ("eval_clients", 1 if eval_clients is None else eval_clients, 1),
+        ("eval_clients", eval_clients, 1),
+        ("workers", workers, 1),
+        ("cohort", cohort, 1),
     ):
-        if value < lowest:
+        if value is not None and value < lowest:
             raise UserError(f"{name} must be at least {lowest}, not {value}.")
+    if seed >= 2**63:
+        raise UserError(f"seed must be below 2**63, not {seed}.")
     if not 0 < participation <= 1:
         raise UserError(f"participation must be above 0 and at most 1, not {participation}.")
     if train not in ("all", "uploaders"):
         raise UserError(f"train must be all or uploaders, not {train!r}.")
+    if executor not in ("auto", "sequential", "vectorised", "processes"):
+        raise UserError(f"executor must be auto, sequential, vectorised or processes, not {executor!r}.")
     require(device)
     if isinstance(progress, bool):
         progress = TextBar() if progress else Progress()
@@ -127,7 +137,7 @@ def fit(
         "eval_every": eval_every,
         "train": train,
         "guard": guard.model_dump(exclude_none=True),
-        "algorithm": algorithm.model_dump(mode="json"),
+        "algorithm": algorithm.model_dump(mode="json", exclude_none=True),
     }
     identity = _identity(saved, setup)
     if folder is not None:
@@ -176,7 +186,8 @@ def fit(
             with make_executor(replace(setup, algorithm=alone), executor, workers, cohort) as place:
                 done = one_round(start(place.setup), 1.0, True, place, progress)
             progress.round(done)
-            scores = done.scores
+            tested = sample(setup, eval_clients)  # the same as in the federation, so that the two can be compared
+            scores = tree.put(Scores.unknown(len(federation)), tested, tree.take(done.scores, tested))
         result = Result(setup, state, scores, folder)
         if folder is not None:
             wanted = keep_models and algorithm.personalised

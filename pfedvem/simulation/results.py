@@ -76,8 +76,8 @@ class Result:
     def small_clients(self) -> list[int]:
         """The tenth of the clients with the least data, at least one."""
         sizes = self.setup.federation.sizes
-        by_size = sorted(range(len(sizes)), key=lambda j: (sizes[j], j))
-        return by_size[: max(1, round(SMALL * len(sizes)))]
+        known = [j for j in range(len(sizes)) if sizes[j] > 0]  # a site that never came has no size
+        return sorted(known, key=lambda j: (sizes[j], j))[: max(1, round(SMALL * len(sizes)))]
 
     @property
     def clients(self) -> pd.DataFrame:
@@ -228,6 +228,7 @@ class Result:
         """Writes tables, summary and models into a folder, from which ``pfedvem.load`` reads; gives the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder / "model" / "personal", ignore_errors=True)  # perhaps of another run
         self.write(folder, models=True)
         return folder
 
@@ -244,7 +245,9 @@ class Result:
         writer.writerows(rows)
         checkpoints.replace(out / "clients.csv", table.getvalue().encode())
         checkpoints.replace(out / "calibration.json", (json.dumps(self._reliability()) + "\n").encode())
-        shutil.rmtree(out / "model" / "personal", ignore_errors=True)  # of fewer rounds
+        for file in (out / "model" / "personal").glob("*.safetensors"):  # of fewer rounds; who came later stays
+            if file.stem.isdecimal() and int(file.stem) < len(rows):
+                file.unlink()
         self.trained.write(out / "model", self._inspected())
         if models and self.setup.algorithm.personalised:
             federation = self.setup.federation

@@ -225,7 +225,7 @@ def play(
         test = Job(state.round, tuple(personal), evaluate=True, train=False)
         clients = tree.put(state.clients, visited, rows)
         scored = perform_all(executor, algorithm.down(server), clients, [test], progress)
-    scores, history = state.scores, state.history
+    scores, history = Scores.unknown(total) if tested is not None else state.scores, state.history
     for outcome in scored:
         if outcome.scores is not None:
             scores = tree.put(scores, outcome.job.clients, outcome.scores)
@@ -264,7 +264,7 @@ def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None
     """Tests the global model and averages the clients' scores; accuracies and calibration errors in percent."""
     general = setup.algorithm.general(server) if setup.algorithm.global_model else None
     tested = score_general(setup, general)[:4] if general is not None else (math.nan,) * 4
-    return record([mean(values) for values in scores.numbers], tested)
+    return record(average(scores), tested)
 
 
 def record(personal: Sequence[float], general: Sequence[float]) -> dict[str, float | None]:
@@ -294,6 +294,12 @@ def merged(setup: Setup, state: State, outcomes: list[Outcome], progress: Progre
         progress.note(f"Round {number}: there was no upload to merge; what the server keeps stays as it is.")
         return state.server, counts
     return algorithm.merge(state.server, found.ups), counts
+
+
+def average(scores: Scores) -> list[float]:
+    """The mean of each score over the clients that were tested; nan where one of them has none, for it has diverged."""
+    tested = ~scores.accuracy.isnan()
+    return [float(values[tested].double().mean()) for values in scores.numbers]
 
 
 def mean(values: Tensor) -> float:

@@ -251,6 +251,11 @@ def test_a_client_that_overflows_is_reported(model: Model, federation: Federatio
         ({"eval_every": -1}, "eval_every must be at least 0"),
         ({"participation": 0.0}, "participation must be above 0"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"cohort": -3}, "cohort must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**63}, r"seed must be below 2\*\*63"),
+        ({"executor": "seqential"}, "executor must be auto, sequential, vectorised or processes, not 'seqential'"),
     ],
 )
 def test_arguments_out_of_range_are_refused(
@@ -258,6 +263,35 @@ def test_arguments_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         fit(PFedVEM(), model, federation, **options)
+
+
+def test_a_method_that_trains_once_does_so_unless_more_rounds_are_asked_for(
+    model: Model, federation: Federation
+) -> None:
+    assert fit(Local(lr=0.01), model, federation, workers=1).state.round == 1
+
+
+def test_a_method_may_have_a_setting_that_is_none(model: Model, federation: Federation, tmp_path: Path) -> None:
+    class Optional(FedAvg):
+        limit: float | None = None
+
+    train(model, federation, tmp_path, rounds=1, algorithm=Optional())
+    assert "limit" not in tomllib.loads((tmp_path / "config.toml").read_text())["algorithm"]
+
+
+def test_a_score_of_an_earlier_round_is_not_in_a_later_mean(
+    model: Model, federation: Federation, tmp_path: Path
+) -> None:
+    options = {"participation": 0.5, "eval_every": 1, "workers": 1, "algorithm": PFedVEM(lr_head=0.01)}
+    fit(model=model, federation=federation, rounds=1, out=tmp_path, **options)
+    some = fit(model=model, federation=federation, rounds=3, out=tmp_path, resume=True, eval_clients=2, **options)
+    assert int((~some.state.scores.accuracy.isnan()).sum()) == 2
+
+
+def test_clients_alone_are_tested_where_the_federation_is(model: Model, federation: Federation) -> None:
+    result = fit(PFedVEM(), model, federation, rounds=1, eval_clients=2, alone=Local(lr=0.01), workers=1)
+    assert result.alone is not None
+    assert result.alone.accuracy.isnan().tolist() == result.state.scores.accuracy.isnan().tolist()
 
 
 def test_a_network_with_the_wrong_number_of_outputs_is_refused(federation: Federation) -> None:

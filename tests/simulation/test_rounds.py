@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,11 @@ from pfedvem.algorithms import METHODS, FedAvg, Local, PFedVEM
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
 from pfedvem.models import Model
-from pfedvem.rng import uploaders
+from pfedvem.rng import Rng, uploaders
 from pfedvem.simulation.executors import Sequential
 from pfedvem.simulation.fit import fit
-from pfedvem.simulation.rounds import Progress, State, one_round, plan, play, simulate, start
-from pfedvem.simulation.work import Job, Setup, perform, score, score_general
+from pfedvem.simulation.rounds import Progress, State, average, one_round, plan, play, simulate, start
+from pfedvem.simulation.work import Job, Scores, Setup, perform, score, score_general
 from tests.conftest import blobs
 
 
@@ -107,6 +109,40 @@ def test_the_mean_over_clients_is_unweighted_and_passes_over_clients_without_tes
     expected = 50 * float(state.scores.accuracy[0] + state.scores.accuracy[2])
     assert state.history[0]["pm"] == pytest.approx(expected, abs=1e-3)
     assert state.history[0]["gm"] is None
+
+
+def test_where_a_tested_client_has_diverged_the_mean_loss_is_unknown_and_not_that_of_the_others() -> None:
+    nan = torch.nan
+    scores = replace(Scores.unknown(3), accuracy=torch.tensor([0.5, 0.0, nan]), nll=torch.tensor([1.0, nan, nan]))
+    accuracy, loss, *_ = average(scores)
+    assert accuracy == 0.25
+    assert math.isnan(loss)
+
+
+def test_local_chooses_for_the_clients_that_have_not_chosen_and_for_no_others(
+    model: Model, federation: Federation
+) -> None:
+    algorithm = Local(lr=(0.05, 1e-7), batch_size=(5,), epochs=3)
+    setup = Setup(algorithm, model, federation, 0)
+    rng, data = Rng(0, 0, range(4)), federation.cohort(range(4))
+    fresh, _ = algorithm.adapt(model, None, start(setup).clients, data, rng)
+    other = torch.where(torch.arange(4) == 1, -1, 1 - fresh.choice)  # all but one have chosen, and otherwise
+    mixed, _ = algorithm.adapt(model, None, replace(start(setup).clients, choice=other), data, rng)
+    assert mixed.choice.tolist() == torch.where(other < 0, fresh.choice, other).tolist()
+
+
+def test_local_leaves_itself_something_to_train_on_however_much_is_held_out(model: Model) -> None:
+    algorithm = Local(lr=(1e-30, 0.5), batch_size=(5,), epochs=20, validation=0.8)
+    seen: list[tuple[int, ...]] = []
+
+    class Watched(Local):
+        def _train(self, model: Model, start: Any, data: Any, rng: Rng, candidate: int) -> Any:
+            seen.append(data.sizes)
+            return super()._train(model, start, data, rng, candidate)
+
+    setup = Setup(Watched(**algorithm.model_dump()), model, blobs((2, 1)), 0)
+    run(setup, 1)
+    assert min(min(sizes) for sizes in seen) == 1
 
 
 def test_a_run_that_diverges_stops_with_a_sentence(model: Model, federation: Federation) -> None:
