@@ -266,12 +266,16 @@ class Federation:
 
     def fingerprint(self) -> str:
         """A short digest of the data and of who owns what: equal federations, equal fingerprints."""
-        digest = hashlib.sha256(repr((self.classes, self.mean, self.std, self.shape)).encode())
+        owners = [(shard.id, shard.n, [len(part) for part in shard.test]) for shard in self.shards]
+        about = (self.classes, self.mean, self.std, self.shape, len(self.train), len(self.test), owners)
+        digest = hashlib.sha256(repr(about).encode())
         for split in (self.train, self.test):
             for values in (split.x, split.y):
                 digest.update(np.ascontiguousarray(values.numpy()).data)
         for shard in self.shards:
-            digest.update(shard.train.tobytes())
+            for part in (shard.train, *shard.test):
+                digest.update(part.tobytes())
+        digest.update(self.general_indices().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     @staticmethod
@@ -295,7 +299,8 @@ class Federation:
                 from 0, or words.
             tests: test data in the same form. A client that has none there holds out some of its own.
             holdout: the share that such a client holds out.
-            classes: the names of the classes; by default those that occur.
+            classes: the names of the classes; by default those that occur. Where these are numbers other than 0, 1,
+                2, ..., so are the labels.
             label: the column of the labels, in a Hugging Face dataset or DataFrame.
             standardise: bring each feature (or channel) of numbers to mean 0 and standard deviation 1.
             seed: which samples are held out.
@@ -357,39 +362,15 @@ class Federation:
 
     @staticmethod
     def from_clients(
-        clients: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
+        clients: Sequence[tuple[Any, Any, Any, Any]],
         classes: Sequence[str] | None = None,
         name: str = "arrays",
     ) -> Federation:
         """A federation of data handed in: for each client (x_train, y_train, x_test, y_test), as tensors or arrays.
 
-        The general model is tested on the test data of all clients together.
+        Images are uint8 and are brought to [0, 1]; numbers are left as they are. A client may have no test data. The
+        general model is tested on the test data of all clients together.
         """
-        if not clients:
-            raise UserError("A federation needs at least one client.")
-        columns = [[torch.as_tensor(part) for part in column] for column in zip(*clients, strict=True)]
-        shape = columns[0][0].shape[1:]
-        for inputs, labels in (columns[:2], columns[2:]):
-            for j, (x, y) in enumerate(zip(inputs, labels, strict=True)):
-                if len(x) != len(y):
-                    raise UserError(f"Client {j} has {len(x)} inputs but {len(y)} labels.")
-                if x.shape[1:] != shape:
-                    raise UserError(
-                        f"Client {j} has inputs of shape {tuple(x.shape[1:])} where others have {tuple(shape)}."
-                    )
-        x_train, y_train, x_test, y_test = (torch.cat(column) for column in columns)
-        y_train, y_test = y_train.long(), y_test.long()
-        known = 1 + int(max(y.max() for y in (y_train, y_test) if len(y)))
-        names = tuple(classes) if classes is not None else tuple(str(c) for c in range(known))
-        if known > len(names) or min(int(y.min()) for y in (y_train, y_test) if len(y)) < 0:
-            raise UserError(f"Labels must be whole numbers from 0 to {len(names) - 1}, one for each class.")
+        from pfedvem.data.own import from_clients
 
-        def spans(parts: list[Tensor]) -> list[Indices]:
-            ends = np.cumsum([len(part) for part in parts])
-            return [np.arange(end - len(part), end, dtype=np.int64) for part, end in zip(parts, ends, strict=True)]
-
-        shards = tuple(
-            Shard(str(j), train, (test,), tuple(names[c] for c in np.unique(columns[1][j].numpy())))
-            for j, (train, test) in enumerate(zip(spans(columns[1]), spans(columns[3]), strict=True))
-        )
-        return Federation(name, Split(x_train, y_train), Split(x_test, y_test), shards, names)
+        return from_clients(clients, classes, name)

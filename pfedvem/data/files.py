@@ -27,6 +27,13 @@ def read_samples(path: Path, inputs: Inputs, label: str = "label") -> tuple[Tens
     """
     if not path.exists():
         raise UserError(f"There is no file or folder {path}; give {FORMS}.")
+    x, y = _read(path, inputs, label)
+    if len(x) == 0:
+        raise UserError(f"{path} has no samples.")
+    return x, y
+
+
+def _read(path: Path, inputs: Inputs, label: str) -> tuple[Tensor, NDArray[Any] | None]:
     if path.is_dir():
         return _images(path, inputs)
     if path.suffix in (".csv", ".parquet"):

@@ -61,12 +61,15 @@ class Inputs:
     def read(self, x: Any) -> Tensor:
         """A user's batch as a tensor (B, ...): from a tensor, an array or a DataFrame with these columns."""
         if hasattr(x, "columns") and hasattr(x, "to_numpy"):
+            x = named(x)
             missing = [name for name in self.columns if name not in x.columns]
             if missing or not self.columns:
                 what = f"The table has no column {missing[0]!r}" if missing else "The model does not take tables"
                 raise UserError(f"{what}; it was trained on {', '.join(self.columns) or f'inputs of {self.shape}'}.")
             x = numbers(x, self.columns, "The table")
         tensor = as_tensor(x)
+        if tensor.dtype == torch.uint8 and not self.images:
+            raise UserError("The model was trained on numbers, not on uint8 images; give it floats as in training.")
         if tuple(tensor.shape[1:]) != self.shape:
             raise UserError(f"The model takes inputs of shape (N, {_dims(self.shape)}), not {tuple(tensor.shape)}.")
         if self.images and tensor.dtype != torch.uint8:
@@ -102,6 +105,17 @@ def as_tensor(x: Any) -> Tensor:
         raise UserError("Inputs must be real numbers.")
     tensor = tensor.float()
     return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor
+
+
+def named(frame: Any) -> Any:
+    """A DataFrame whose columns are called by text, as models remember them."""
+    if all(isinstance(name, str) for name in frame.columns):
+        return frame
+    renamed = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    twice = renamed.columns[renamed.columns.duplicated()]
+    if len(twice):
+        raise UserError(f"Two columns of the table are called {twice[0]!r}; rename one of them.")
+    return renamed
 
 
 def numbers(frame: Any, columns: Sequence[str], whose: str) -> Tensor:

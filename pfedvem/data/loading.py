@@ -43,9 +43,12 @@ def from_arrays(
     """Deals your own arrays or tensors to clients.
 
     ``x`` holds uint8 images (N, C, H, W) or (N, H, W), which are normalised, or numbers (N, ...), which are left as
-    they are; ``y`` the labels from 0. ``group`` is each sample's subclass, domain or client id, where the partition
-    needs one. Without test data some is held out. ``settings`` are further fields of DataSettings, such as ``sizes``.
+    they are; ``y`` the labels, whole numbers from 0 or words. ``group`` is each sample's subclass, domain or client
+    id, where the partition needs one. Without test data some is held out. ``settings`` are further fields of
+    DataSettings, such as ``sizes``.
     """
+    from pfedvem.data import own  # which itself makes federations by this module
+
     chosen = DataSettings(dataset="arrays", clients=clients, partition=partition, **settings)
     grouped = partition in ("subclasses", "domains")
     needed = (grouped or partition == "natural", grouped and x_test is not None)
@@ -55,12 +58,16 @@ def from_arrays(
             "and as group_test that of each test sample."
         )
     groups, numbers = _number(group, group_test)
-    train = _samples(x, y, numbers[0])
-    test = None if x_test is None else _samples(x_test, y_test, numbers[1])
-    highest = max(int(side.y.max(initial=0)) for side in (train, test) if side is not None)
-    names = tuple(classes) if classes is not None else tuple(str(label) for label in range(highest + 1))
-    if highest >= len(names):
-        raise UserError(f"Labels must be whole numbers from 0 to {len(names) - 1}, one for each class.")
+    parts = {"The training data": own.pair(x, y, "The training data")}
+    if x_test is not None:
+        parts["The test data"] = own.pair(x_test, y_test, "The test data")
+    own.refuse_mixed(parts.items())
+    names = own.class_names([labels for _, labels in parts.values()], classes)
+    train, *tests = [
+        _samples(inputs, own.label_numbers(labels, names, whose), part)
+        for (whose, (inputs, labels)), part in zip(parts.items(), numbers, strict=False)
+    ]
+    test = tests[0] if tests else None
     source = with_test(Source(name, train, test, names, groups), chosen)
     if train.x.dtype == torch.uint8:
         mean, std = channel_constants(source.train.x)
@@ -198,20 +205,12 @@ def _federation(
     )
 
 
-def _samples(x: Any, y: Any, group: Indices | None) -> Samples:
-    inputs: Tensor = torch.as_tensor(x)
-    if inputs.dtype != torch.uint8:
-        inputs = inputs.float()
-    elif inputs.ndim == 3:
-        inputs = inputs.unsqueeze(1)
-    labels = np.asarray(y, dtype=np.int64)
-    if len(inputs) != len(labels) or (group is not None and len(group) != len(labels)):
-        raise UserError("There must be one label, and one group if you give groups, for each input.")
-    if len(labels) == 0:
+def _samples(x: Tensor, y: Indices, group: Indices | None) -> Samples:
+    if group is not None and len(group) != len(y):
+        raise UserError("There must be one group, if you give groups, for each input.")
+    if len(y) == 0:
         raise UserError("There are no samples.")
-    if (labels < 0).any():
-        raise UserError("Labels must be whole numbers from 0.")
-    return Samples(inputs, labels, group)
+    return Samples(x, y, group)
 
 
 def _number(group: Any, group_test: Any) -> tuple[tuple[str, ...], list[Indices | None]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
@@ -13,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from pfedvem.data.federation import Federation, Indices
+from pfedvem.data.federation import Federation, Indices, Shard, Split
 from pfedvem.data.images import decode
-from pfedvem.data.inputs import as_tensor, numbers, refuse_missing
+from pfedvem.data.inputs import as_tensor, named, numbers, refuse_missing
 from pfedvem.data.loading import assemble
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import Samples, Source, channel_constants
@@ -24,6 +26,7 @@ from pfedvem.errors import UserError
 Labels = NDArray[Any]
 Part = tuple[Tensor, Labels]
 CLASSES = 100_000  # a label beyond is no number of a class, but some id
+WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(?:\.0)?")  # a whole number as text, of an int or a float
 
 
 def from_datasets(
@@ -42,9 +45,6 @@ def from_datasets(
     held = None
     if tests is not None:
         held, _ = _read_all(tests, label, columns or None)
-        strangers = [client for client in held if client not in parts]
-        if strangers:
-            raise UserError(f"There is test data for {strangers[0]!r}, which is no client.")
     return _federation(parts, held, columns, holdout, classes, standardise, name, seed)
 
 
@@ -62,16 +62,42 @@ def from_frame(
     seed: int = 0,
 ) -> Federation:
     """See ``Federation.from_frame``."""
-    for column in (client, label, *(features or ())):
-        _known(frame, column)
-    chosen = list(features) if features is not None else [c for c in frame.columns if c not in (client, label)]
+    import pandas as pd
+
+    client, label = str(client), str(label)
+    sides = [named(side) for side in (frame, test) if side is not None]
+    others = [column for column in sides[0].columns if column not in (client, label)]
+    chosen = others if features is None else [str(column) for column in features]
+    parts, *held = [_by_client(side, client, label, chosen) for side in sides]
     # Numbers are labels like words: those that occur are the classes.
-    sides = [frame] if test is None else [frame, test]
-    values = [None if side[label].isna().any() else _values(side, label) for side in sides]
-    found = [str(value) for value in np.unique(np.concatenate([v for v in values if v is not None] or [np.empty(0)]))]
-    parts = _by_client(frame, client, label, chosen)
-    held = None if test is None else _by_client(test, client, label, chosen)
-    return _federation(parts, held, tuple(map(str, chosen)), holdout, classes or found, standardise, name, seed)
+    occurring = _values(pd.concat([side[[label]] for side in sides]), label)
+    found = [_plain(str(value)) if occurring.dtype.kind == "f" else str(value) for value in np.unique(occurring)]
+    tests = held[0] if held else None
+    return _federation(parts, tests, tuple(chosen), holdout, classes or found, standardise, name, seed)
+
+
+def from_clients(clients: Sequence[tuple[Any, Any, Any, Any]], classes: Sequence[str] | None, name: str) -> Federation:
+    """See ``Federation.from_clients``."""
+    if not clients:
+        raise UserError("A federation needs at least one client.")
+    train = {f"Client {j}": pair(x, y, f"Client {j}") for j, (x, y, _, _) in enumerate(clients)}
+    test = {f"Client {j}": pair(x, y, f"Client {j}") for j, (_, _, x, y) in enumerate(clients)}
+    refuse_mixed([*train.items(), *test.items()])
+    names = class_names([y for _, y in [*train.values(), *test.values()]], classes)
+
+    def split(side: dict[str, Part]) -> tuple[Split, list[Indices], list[Indices]]:
+        """The data of all, and of each client where it is and its labels."""
+        labels = [label_numbers(y, names, whose) for whose, (_, y) in side.items()]
+        ends = np.cumsum([len(y) for y in labels])
+        spans = [np.arange(end - len(y), end, dtype=np.int64) for y, end in zip(labels, ends, strict=True)]
+        return Split(torch.cat([x for x, _ in side.values()]), torch.from_numpy(np.concatenate(labels))), spans, labels
+
+    (trained, own, labels), (tested, held, _) = split(train), split(test)
+    shards = tuple(
+        Shard(str(j), span, (rest,), tuple(names[c] for c in np.unique(y)))
+        for j, (span, rest, y) in enumerate(zip(own, held, labels, strict=True))
+    )
+    return Federation(name, trained, tested, shards, names)
 
 
 def _federation(
@@ -87,23 +113,22 @@ def _federation(
     if not 0 < holdout < 1:
         raise UserError(f"holdout is the share of a client's data to test on, between 0 and 1, not {holdout}.")
     ids = list(parts)
-    shape, dtype = parts[ids[0]][0].shape[1:], parts[ids[0]][0].dtype
-    for client, (x, _) in [*parts.items(), *(held or {}).items()]:
-        if x.shape[1:] != shape or x.dtype != dtype:
-            raise UserError(
-                f"Client {client} has inputs {_kind(x.shape[1:], x.dtype)} where others have {_kind(shape, dtype)}."
-            )
-    names = _classes([y for _, y in [*parts.values(), *(held or {}).values()]], classes)
+    strangers = [client for client in held or {} if client not in parts]
+    if strangers:
+        raise UserError(f"There is test data for {strangers[0]!r}, which is no client.")
+    everyone = [*parts.items(), *(held or {}).items()]
+    refuse_mixed((f"Client {client}", part) for client, part in everyone)
+    names = class_names([y for _, (_, y) in everyone], classes)
 
     def samples(side: dict[str, Part]) -> Samples:
-        labels = [_numbered(client, y, names) for client, (_, y) in side.items()]
+        labels = [label_numbers(y, names, f"Client {client}") for client, (_, y) in side.items()]
         owners = [np.full(len(y), ids.index(client), dtype=np.int64) for client, (_, y) in side.items()]
         return Samples(torch.cat([x for x, _ in side.values()]), np.concatenate(labels), np.concatenate(owners))
 
     source = Source(name, samples(parts), samples(held) if held else None, names, tuple(ids))
     settings = DataSettings(dataset="arrays", clients=len(ids), partition="natural", holdout=holdout)
     federation = replace(assemble(source, settings, seed), columns=columns)
-    if dtype == torch.uint8:
+    if federation.train.x.dtype == torch.uint8:
         mean, std = channel_constants(federation.train.x)
         return replace(federation, mean=mean, std=std)
     return _standardised(federation) if standardise else federation
@@ -124,11 +149,13 @@ def _read_all(
     clients: Sequence[Any] | Mapping[Any, Any], label: str | None, columns: tuple[str, ...] | None
 ) -> tuple[dict[str, Part], tuple[str, ...]]:
     """Inputs and labels by client, and the columns that they come from, if it is tables."""
-    named = dict(clients) if isinstance(clients, Mapping) else dict(enumerate(clients))
-    if not named:
+    given = dict(clients) if isinstance(clients, Mapping) else dict(enumerate(clients))
+    if not given:
         raise UserError("A federation needs at least one client.")
-    parts = {}
-    for key, data in named.items():
+    parts: dict[str, Part] = {}
+    for key, data in given.items():
+        if str(key) in parts:
+            raise UserError(f"Two clients are called {key}; give each a name that differs as text.")
         x, y, columns = read(data, f"Client {key}", label, columns)
         if y is None:
             raise UserError(f"Client {key} has no labels; give each client a pair (x, y).")
@@ -153,13 +180,27 @@ def read(
         data = _items(data, whose)
     if len(data) != 2:
         raise UserError(f"{whose} has {len(data)} parts; give a pair (x, y), and test data by tests=.")
-    x = as_tensor(data[0])
+    x, y = pair(data[0], data[1], whose)
+    if len(y) == 0:
+        raise _empty(whose)
+    return x, y, None
+
+
+def pair(x: Any, y: Any, whose: str) -> Part:
+    """Inputs, and a label for each of them; there may be none."""
+    inputs = as_tensor(x)
     try:
-        y = np.asarray(data[1])
+        labels = np.asarray(y)
     except (TypeError, ValueError) as error:
         raise UserError(f"{whose} has labels that are no list or array of one dimension.") from error
-    _check(x, y, whose)
-    return x, y, None
+    if labels.ndim != 1 or len(inputs) != len(labels):
+        raise UserError(
+            f"{whose} has {len(inputs)} inputs but labels of shape {labels.shape}; give one label for each input."
+        )
+    refuse_missing(inputs, whose)
+    if labels.dtype.kind == "f":
+        refuse_missing(torch.as_tensor(labels.astype(np.float64)), f"{whose} (labels)")
+    return inputs, labels
 
 
 def _items(data: Any, whose: str) -> tuple[Any, Any]:
@@ -208,18 +249,18 @@ def _read_hub(
     frame = data.with_format(None).to_pandas().assign(**{label: y})
     others = [name for name in frame.columns if name != label]
     if len(others) == 1 and frame[others[0]].dtype.kind == "O":  # a list of numbers in each row
-        x = as_tensor(np.stack([np.stack(value) for value in frame[others[0]]]))
-        _check(x, y, whose)
-        return x, y, None
+        return *pair(np.stack([np.stack(value) for value in frame[others[0]]]), y, whose), None
     return _read_frame(frame, whose, label, columns)
 
 
 def _read_frame(
     frame: Any, whose: str, label: str | None, columns: tuple[str, ...] | None
 ) -> tuple[Tensor, Labels | None, tuple[str, ...]]:
+    frame = named(frame)
     if label is None and "label" in frame.columns:
         label = "label"
     if label is not None:
+        label = str(label)
         _known(frame, label)
     chosen = list(columns) if columns is not None else [name for name in frame.columns if name != label]
     for column in chosen:
@@ -231,7 +272,7 @@ def _read_frame(
     if label is not None and frame[label].isna().any():
         raise UserError(f"{whose} has rows without a label in column {label!r}; drop them.")
     y = None if label is None else _values(frame, label)
-    return numbers(frame, chosen, whose), y, tuple(map(str, chosen))
+    return numbers(frame, chosen, whose), y, tuple(chosen)
 
 
 def _values(frame: Any, column: str) -> Labels:
@@ -268,34 +309,32 @@ def _known(frame: Any, column: str) -> None:
         raise UserError(f"There is no column {column!r}; the columns are {', '.join(map(str, frame.columns))}.")
 
 
-def _check(x: Tensor, y: Labels, whose: str) -> None:
-    if y.ndim != 1 or len(x) != len(y):
-        raise UserError(f"{whose} has {len(x)} inputs but labels of shape {y.shape}; give one label for each input.")
-    if len(y) == 0:
-        raise _empty(whose)
-    refuse_missing(x, whose)
-    if y.dtype.kind == "f":
-        refuse_missing(torch.as_tensor(y.astype(np.float64)), f"{whose} (labels)")
+def refuse_mixed(parts: Iterable[tuple[str, Part]]) -> None:
+    """All inputs must have one shape, and all be images or none."""
+    kinds = [(whose, (tuple(x.shape[1:]), x.dtype)) for whose, (x, _) in parts]
+    for whose, kind in kinds:
+        if kind != kinds[0][1]:
+            raise UserError(f"{whose} has inputs {_kind(*kind)} where others have {_kind(*kinds[0][1])}.")
 
 
 def _empty(whose: str) -> UserError:
     return UserError(f"{whose} has no data; leave it out, every client needs at least one sample.")
 
 
-def _kind(shape: Sequence[int], dtype: torch.dtype) -> str:
-    return f"of shape {tuple(shape)} ({'uint8 images' if dtype == torch.uint8 else 'numbers'})"
+def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"of shape {shape} ({'uint8 images' if dtype == torch.uint8 else 'numbers'})"
 
 
 # Labels
 
 
-def _classes(labels: list[Labels], given: Sequence[str] | None) -> tuple[str, ...]:
+def class_names(labels: list[Labels], given: Sequence[str] | None) -> tuple[str, ...]:
     """The names of the classes: as given, or the words that occur, or the whole numbers from 0 to the highest."""
     if given is not None:
         return tuple(map(str, given))
     if any(_worded(y) for y in labels):
         return tuple(sorted({str(value) for y in labels for value in y}))
-    highest = max(int(y.max()) for y in labels)
+    highest = max(int(y.max(initial=0)) for y in labels)
     if highest >= CLASSES:
         raise UserError(
             f"The label {highest} is no number of a class; number the classes from 0, or name them with classes=."
@@ -307,19 +346,35 @@ def _worded(y: Labels) -> bool:
     return y.dtype.kind not in "biuf"
 
 
-def _numbered(client: str, y: Labels, names: tuple[str, ...]) -> Indices:
-    """Labels as places among the names of the classes."""
-    return label_numbers(y, names, f"Client {client}")
+@lru_cache(maxsize=8)  # asked for each client
+def _places(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
+    """Where each name is, and whether some are numbers that are not their places."""
+    plain = [_plain(name) for name in names]
+    renumbered = any(WHOLE.fullmatch(name) and name != str(number) for number, name in enumerate(plain))
+    return {name: number for each in (plain, names) for number, name in enumerate(each)}, renumbered
+
+
+def _plain(text: str) -> str:
+    """A whole number as text of its int, also where it was a float; any other text as it is."""
+    found = WHOLE.fullmatch(text)
+    return found[1] if found else text
 
 
 def label_numbers(y: Labels, names: tuple[str, ...], whose: str) -> Indices:
-    """Labels as places among the names of the classes: by name or, where they are no names, whole numbers from 0."""
-    place = {name: number for number, name in enumerate(names)}
-    if _worded(y) or all(str(value) in place for value in np.unique(y)):
-        strangers = [str(value) for value in y if str(value) not in place]
-        if strangers:
-            raise UserError(f"{whose} has the label {strangers[0]!r}, which is not among {', '.join(names)}.")
-        return np.array([place[str(value)] for value in y], dtype=np.int64)
+    """Labels as places among the names of the classes: by name or, where they are no names, whole numbers from 0.
+
+    Where the name of a class is a number that is not its place, labels are names only: else the same label could be a
+    name for one client and a place for another.
+    """
+    place, renumbered = _places(names)
+    words = np.array([str(value) for value in y], dtype=object) if _worded(y) else y
+    values, which = np.unique(words, return_inverse=True)
+    texts = [text if (text := str(value)) in place else _plain(text) for value in values]
+    strangers = [text for text in texts if text not in place]
+    if strangers and (_worded(y) or renumbered):
+        raise UserError(f"{whose} has the label {strangers[0]!r}, which is not among {', '.join(names)}.")
+    if not strangers:
+        return np.array([place[text] for text in texts], dtype=np.int64)[which]
     if y.dtype.kind == "f" and (not np.isfinite(y).all() or (y != np.round(y)).any()):
         raise UserError(f"{whose} has labels that are no whole numbers; this is for classes, not for regression.")
     wrong = [int(value) for value in (y.min(), y.max()) if not 0 <= value < len(names)]

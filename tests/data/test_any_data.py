@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,14 +146,26 @@ labels = st.one_of(
 
 @given(x=arrays, y=labels)
 def test_arrays_are_a_federation_or_are_refused(x: Any, y: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        try:
-            found = Federation.from_datasets([(x, y)])
-        except UserError as error:
-            assert str(error).strip()
-        else:
-            check(found)
+    makers: list[Callable[[], Federation]] = [
+        lambda: Federation.from_datasets([(x, y)]),
+        lambda: Federation.from_clients([(x, y, x, y)]),
+        lambda: from_arrays(x, y, x, y, clients=1, partition="iid"),
+    ]
+    for make in makers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                found = make()
+            except UserError as error:
+                assert str(error).strip()
+            else:
+                check(found)
+
+
+def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "none.npz", x=np.empty((0, 2), dtype=np.float32), y=np.empty(0, dtype=np.int64))
+    with pytest.raises(UserError, match=r"none.npz has no samples"):
+        read_samples(tmp_path / "none.npz", Inputs((2,), images=False))
 
 
 @given(frame=frames(), form=st.sampled_from(["csv", "parquet"]), label=st.sampled_from(["label", "site", "nowhere"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,27 @@ def test_the_federation_depends_on_the_seed_and_on_nothing_else(partition: Parti
 
     assert fingerprint(3) == fingerprint(3)
     assert fingerprint(3) != fingerprint(4)
+
+
+def test_a_fingerprint_says_who_owns_what() -> None:
+    x, y = torch.from_numpy(X[:20]), torch.from_numpy(Y[:20])
+
+    def cut(train: int, test: int) -> Federation:
+        return Federation.from_clients(
+            [(x[:train], y[:train], x[:test], y[:test]), (x[train:], y[train:], x[test:], y[test:])]
+        )
+
+    one = cut(5, 10)
+    swapped = replace(one.shards[0], test=one.shards[1].test), replace(one.shards[1], test=one.shards[0].test)
+    others = [
+        cut(15, 10),
+        cut(5, 6),
+        replace(one, shards=swapped),
+        replace(one, shards=(replace(one.shards[0], id="other"), one.shards[1])),
+        replace(one, general=np.arange(3)),
+    ]
+    assert len({federation.fingerprint() for federation in (one, *others)}) == 6
+    assert cut(5, 10).fingerprint() == replace(one, general=np.arange(20)).fingerprint() == one.fingerprint()
 
 
 def test_the_sizes_rule_does_not_change_who_owns_what() -> None:
@@ -140,9 +162,30 @@ def test_images_of_the_user_are_normalised_and_numbers_are_left_alone() -> None:
     assert torch.equal(from_arrays(X, Y, X, Y, clients=2, partition="iid").train.x, torch.from_numpy(X))
 
 
+def test_labels_of_the_user_may_be_words() -> None:
+    words = np.array(["cat", "ant", "bee", "dog"])[Y]
+    federation = from_arrays(X, words, X, words, clients=2, partition="iid")
+    assert federation.classes == ("ant", "bee", "cat", "dog")
+    assert [federation.classes[label] for label in federation.test.y.tolist()] == words.tolist()
+
+
+NAN = np.where(X == 7, np.nan, X)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
+        ({"y": Y + 0.7}, "The training data has labels that are no whole numbers"),
+        ({"x_test": X, "y_test": Y + 0.7}, "The test data has labels that are no whole numbers"),
+        ({"y": np.where(Y, Y, np.nan)}, r"The training data \(labels\): 30 of the values are missing"),
+        ({"y": Y + 2_000_000}, "The label 2000003 is no number of a class"),
+        ({"x": NAN}, "The training data: 1 of the values are missing or infinite"),
+        ({"x_test": NAN, "y_test": Y}, "The test data: 1 of the values are missing or infinite"),
+        ({"x_test": X}, r"The test data has 120 inputs but labels of shape \(\)"),
+        ({"x_test": X.repeat(2, 1), "y_test": Y}, r"The test data has inputs of shape \(2,\) .* where others have"),
+        ({"x": np.zeros((120, 8, 8, 3), dtype=np.uint8)}, r"use x.transpose\(0, 3, 1, 2\)"),
+        ({"x": X[:0], "y": Y[:0]}, "no samples"),
+        ({"classes": ["1", "2", "3", "4"]}, "has the label '0', which is not among 1, 2, 3, 4"),
         ({"y": Y[:5]}, "one label"),
         ({"y": Y - 1}, "from 0"),
         ({"classes": ["only one"]}, "from 0 to 0"),

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
-from pfedvem import Federation, UserError
+from pfedvem import Federation, UserError, from_arrays
 from pfedvem.data.inputs import Inputs
+from pfedvem.data.own import label_numbers
 
 
 def pair(n: int, features: int = 4, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,6 +102,34 @@ def test_words_are_classes_in_alphabetic_order() -> None:
     assert sorted(own(renamed, 0)[1]) != sorted(own(federation, 0)[1]) or renamed.classes[0] == "cat"
 
 
+def test_a_label_is_the_same_class_whoever_has_it_where_the_names_are_numbers() -> None:
+    x = torch.arange(6.0).unsqueeze(1)
+    given: dict[str, list[float]] = {"a": [1, 2, 1, 2, 1, 2], "b": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}
+    clients = {name: (x, labels) for name, labels in given.items()}
+    federation = Federation.from_datasets(clients, tests=clients, classes=["1", "2", "3"])
+    for name, labels in given.items():
+        assert own(federation, name)[1].tolist() == [label - 1 for label in labels]
+    for y in ([1, 2], [2, 1, 3], [3.0, 1.0], ["2", "3"], ["2.0", "1.0"]):
+        assert label_numbers(np.array(y), ("1", "2", "3"), "It").tolist() == [int(float(label)) - 1 for label in y]
+    for names in (("1", "2", "3"), ("1", "2", "none of them")):
+        with pytest.raises(UserError, match=f"Client b has the label '0', which is not among {', '.join(names)}"):
+            Federation.from_datasets({"a": (x, [1, 2] * 3), "b": (x, [0, 1, 2] * 2)}, classes=names)
+
+
+@pytest.mark.parametrize("names", [("0", "1", "2"), ("0.0", "1.0", "2.0"), ("a", "b", "c"), ("0", "1", "many")])
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float32])
+def test_labels_are_numbers_from_0_where_no_name_is_another_number(names: tuple[str, ...], kind: Any) -> None:
+    for y in ([0, 1], [1], [0, 1, 2]):
+        assert label_numbers(np.array(y, dtype=kind), names, "It").tolist() == y
+
+
+def test_words_that_end_like_floats_are_words() -> None:
+    names = ("1", "1.0", "v1.0")
+    assert label_numbers(np.array(["v1.0", "1.0", "1"]), names, "It").tolist() == [2, 1, 0]
+    with pytest.raises(UserError, match="'v1', which is not among"):
+        label_numbers(np.array(["v1"]), names, "It")
+
+
 def test_images_are_normalised_by_channel_and_numbers_only_when_asked() -> None:
     rng = np.random.default_rng(0)
     images = Federation.from_datasets([(rng.integers(0, 256, (30, 8, 8), dtype=np.uint8), np.arange(30) % 2)])
@@ -171,6 +200,52 @@ def test_the_same_seed_holds_out_the_same_rows() -> None:
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
+def test_columns_may_be_called_by_numbers() -> None:
+    frame = table(*pair(20)).set_axis([0, 1, 2, 3, "label"], axis=1)
+    federation = Federation.from_datasets([frame, frame.rename(columns=str)])
+    assert federation.columns == ("0", "1", "2", "3")
+    assert torch.equal(federation.raw.read(frame), torch.tensor(frame[[0, 1, 2, 3]].to_numpy()))
+    assert Federation.from_datasets([frame.rename(columns={"label": 4})], label=4).columns == ("0", "1", "2", "3")  # type: ignore[arg-type]
+    dealt = frame.assign(site=["a", "b"] * 10).set_axis(range(6), axis=1)
+    by_number = Federation.from_frame(dealt, client=5, label=4, features=[0, 2], test=dealt)  # type: ignore[arg-type,list-item]
+    by_name = Federation.from_frame(dealt.rename(columns=str), client="5", label="4", features=["0", "2"], test=dealt)
+    assert by_number.columns == ("0", "2")
+    assert by_number.fingerprint() == by_name.fingerprint()
+
+
+def test_two_columns_of_the_same_name_as_text_are_refused() -> None:
+    frame = table(*pair(6)).rename(columns={"a": 0, "b": "0"})
+    for read in (lambda: Federation.from_datasets([frame]), lambda: Inputs((1,), False, columns=("0",)).read(frame)):
+        with pytest.raises(UserError, match="Two columns of the table are called '0'; rename one"):
+            read()
+
+
+def test_labels_of_a_table_may_be_whole_floats_on_one_side() -> None:
+    floats = FRAME.assign(diagnosis=FRAME["diagnosis"].astype(float))
+    expected = Federation.from_frame(FRAME, client="hospital", label="diagnosis", test=FRAME)
+    for train, test in ((FRAME, floats), (floats, FRAME), (floats, floats)):
+        for classes in (None, ["1", "2"]):
+            found = Federation.from_frame(train, client="hospital", label="diagnosis", test=test, classes=classes)
+            assert found.classes == ("1", "2")
+            assert found.fingerprint() == expected.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (FRAME.assign(hospital="C"), "test data for 'C', which is no client"),
+        (FRAME.drop(columns="diagnosis"), "no column 'diagnosis'; the columns are hospital, age, smokes"),
+        (FRAME.drop(columns="age"), "no column 'age'"),
+        (FRAME.assign(diagnosis="ill"), "column 'diagnosis' holds more than words or numbers; make them all of one"),
+        (FRAME.assign(diagnosis=[None] + [1] * 15), "Client B has rows without a label"),
+        (FRAME.assign(diagnosis=pd.Timestamp("2024-02-29")), "column 'diagnosis' holds more than words or numbers"),
+    ],
+)
+def test_test_rows_that_do_not_fit_the_others_are_refused_with_what_to_do(test: pd.DataFrame, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Federation.from_frame(FRAME, client="hospital", label="diagnosis", test=test)
+
+
 X, Y = pair(6)
 NAN = X.clone()
 NAN[1, 2] = float("nan")
@@ -180,6 +255,8 @@ NAN[1, 2] = float("nan")
     ("clients", "options", "message"),
     [
         ([], {}, "at least one client"),
+        ({1: (X, Y), "1": (X, Y), 2: (X, Y)}, {}, "Two clients are called 1; give each a name that differs"),
+        ({1: (X, Y)}, {"tests": {1: (X, Y), "1": (X, Y)}}, "Two clients are called 1"),
         ({"a": (X[:0], Y[:0])}, {}, "Client a has no data; leave it out"),
         ([Pairs([])], {}, "Client 0 has no data"),
         ({"a": (X, Y), "b": (NAN, Y)}, {}, "Client b: 1 of the values are missing or infinite; fill them or drop"),
@@ -237,6 +314,8 @@ def test_a_table_without_rows_is_refused() -> None:
     [
         (Inputs((4,), False), torch.zeros(3, 5), r"takes inputs of shape \(N, 4\), not \(3, 5\)"),
         (Inputs((1, 8, 8), True), torch.zeros(3, 1, 8, 8), "pixels from 0 to 255 as uint8"),
+        (Inputs((1, 8, 8), False), torch.zeros(3, 1, 8, 8).byte(), "trained on numbers, not on uint8 images"),
+        (Inputs((8, 8), False), torch.zeros(3, 8, 8).byte(), "trained on numbers, not on uint8 images"),
         (Inputs((4,), False), NAN, "The inputs: 1 of the values are missing"),
         (Inputs((2,), False, columns=("age", "weight")), FRAME, "no column 'weight'; it was trained on age, weight"),
         (Inputs((2,), False), FRAME, "does not take tables"),
@@ -246,6 +325,54 @@ def test_a_table_without_rows_is_refused() -> None:
 def test_inputs_that_the_model_does_not_take_are_refused(inputs: Inputs, x: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         inputs.read(x)
+
+
+PIXELS = torch.zeros(6, 1, 2, 2).byte()
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes", "message"),
+    [
+        ([], None, "at least one client"),
+        ([(X, Y, X, Y), (X, Y + 0.7, X, Y)], None, "Client 1 has labels that are no whole numbers"),
+        ([(X, Y, X, Y + 0.7)], None, "Client 0 has labels that are no whole numbers"),
+        ([(X, Y, X, Y), (X, Y - 1, X, Y)], None, "Client 1 has the label -1; labels are whole numbers from 0 to 2"),
+        ([(X, Y, X, Y + 1)], ("a", "b", "c"), "Client 0 has the label 3; labels are whole numbers from 0 to 2"),
+        ([(X, Y, X, Y), (NAN, Y, X, Y)], None, "Client 1: 1 of the values are missing or infinite"),
+        ([(X, Y, NAN, Y)], None, "Client 0: 1 of the values are missing or infinite"),
+        ([(X, Y, X, Y + 2_000_000)], None, "The label 2000002 is no number of a class"),
+        ([(X, Y, X, Y), (X, Y[:3], X, Y)], None, r"Client 1 has 6 inputs but labels of shape \(3,\)"),
+        ([(X, Y, X, Y), (X[:, :2], Y, X, Y)], None, r"Client 1 has inputs of shape \(2,\) \(numbers\) where others"),
+        ([(PIXELS, Y, PIXELS, Y), (PIXELS / 255, Y, PIXELS, Y)], None, r"Client 1 .* \(numbers\) where others have of"),
+        ([(PIXELS, Y, PIXELS / 255, Y)], None, r"Client 0 has inputs .* \(numbers\) where others have of"),
+        ([(torch.zeros(6, 8, 8, 3).byte(), Y, PIXELS, Y)], None, r"use x.transpose\(0, 3, 1, 2\)"),
+    ],
+)
+def test_clients_that_cannot_be_used_are_refused_with_what_to_do(clients: Any, classes: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Federation.from_clients(clients, classes)
+
+
+def test_clients_that_are_handed_in_keep_their_data_and_may_have_no_test_data() -> None:
+    federation = Federation.from_clients([(X, Y, X[:0], Y[:0]), (X[:2].numpy(), Y[:2].numpy(), X[3:], Y[3:])])
+    assert federation.sizes == (6, 2)
+    assert [federation.test_indices(j).tolist() for j in range(2)] == [[], [0, 1, 2]]
+    assert [shard.owns for shard in federation.shards] == [("0", "1", "2"), ("0", "1")]
+    assert torch.equal(federation.train.x, torch.cat([X, X[:2]]))
+    assert torch.equal(federation.test.y, Y[3:])
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 4), (3, 4, 4), (1, 2, 4, 4)])
+def test_a_model_takes_the_uint8_inputs_that_it_was_trained_on(shape: tuple[int, ...]) -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (20, *shape), dtype=np.uint8), np.arange(20) % 2
+    for federation in (
+        from_arrays(x, y, x, y, clients=1, partition="iid"),
+        Federation.from_clients([(x, y, x, y)]),
+        Federation.from_datasets([(x, y)], tests=[(x, y)]),
+    ):
+        read = federation.raw.read(x)
+        assert torch.equal(read, federation.test.x)
+        assert (read.dtype == torch.uint8) == federation.raw.images == (len(shape) in (2, 3))
 
 
 def test_copies_are_counted_within_a_client() -> None:
