@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -245,6 +246,18 @@ def test_a_partition_is_shown_as_a_table_and_a_picture(tmp_path: Path, capsys: p
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert call(*show, "--json") == 0
     assert [client["id"] for client in json.loads(capsys.readouterr().out)["clients"]] == ["0", "1", "2", "3"]
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:9])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "picture.png").write_bytes(b"the old one")
+    monkeypatch.setattr("pfedvem.simulation.checkpoints.write", full)
+    assert call("data", "show", "--clients", "4", "--plot", "picture.png") == 2
+    assert (tmp_path / "picture.png").read_bytes() == b"the old one"
+    assert not list(tmp_path.glob(".picture*"))
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

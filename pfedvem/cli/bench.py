@@ -21,7 +21,7 @@ def bench(
         str, Option(help="Methods whose cost with more clients is measured, or none.")
     ] = "pfedvem,fedavg",
     clients: Annotated[int, Option(min=1, help="Clients of the networks' benchmarks.")] = 100,
-    growth_to: Annotated[int, Option(min=1, help="The most clients of the benchmarks of growth.")] = 10_000,
+    growth_to: Annotated[int, Option(min=100, help="The most clients of the benchmarks of growth.")] = 10_000,
     workers: Annotated[int | None, Option(min=1, help="Processes; by default one for each processor.")] = None,
     out: Annotated[Path | None, Option(help="Also write the figures into this JSON file.")] = None,
     against: Annotated[Path | None, Option(help="Fail if a ratio has fallen below 70% of that in this file.")] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -63,11 +64,13 @@ def reproduce(
 
     chosen = study(name, words(datasets), words(methods), numbers(clients), words(columns))
     flags = given(rounds=rounds, seed=seed, executor=executor, workers=workers)
-    flags["data"] = given(root=str(data_root) if data_root is not None else None)
     console, folder = Console(stderr=as_json), out / name
     if name == "fig-partition-sizes":
-        _partitions(chosen.datasets, chosen.clients, draws, data_root, folder, console, as_json)
+        if useless := [f"--{option}" for option in (*flags, *(["finished"] if finished else []))]:
+            raise UserError(f"{name} trains nothing; leave out {', '.join(useless)}.")
+        _partitions(chosen.datasets, chosen.clients, draws, data_root, assignments or (), folder, console, as_json)
         return
+    flags["data"] = given(root=str(data_root) if data_root is not None else None)
     cells = grid(chosen, seeds=seeds, flags=flags, assignments=assignments or ())
     latest: list[Reproduction] = []
 
@@ -97,6 +100,7 @@ def _partitions(
     clients: tuple[int, ...],
     draws: int,
     root: Path | None,
+    assignments: Sequence[str],
     folder: Path,
     console: Console,
     as_json: bool,
@@ -106,18 +110,19 @@ def _partitions(
 
     from pfedvem.experiments.config import load
     from pfedvem.experiments.reproduce import partition_sizes
-    from pfedvem.experiments.studies import STUDIES
+    from pfedvem.experiments.studies import STUDIES, refuse_columns
     from pfedvem.report.figures import draw_partition_sizes
     from pfedvem.report.reproduction import write_card
 
     if draws < 1:
         raise UserError(f"--draws must be at least 1, not {draws}.")
+    refuse_columns(assignments)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with Progress(console=console) as bar:
         for dataset in datasets:
             shared = given(dataset=dataset, root=str(root) if root is not None else None)
-            settings = [load(flags={"data": {**shared, "clients": count}}).data for count in clients]
+            settings = [load(None, {"data": {**shared, "clients": count}}, assignments).data for count in clients]
             task = bar.add_task(dataset, total=draws * len(settings))
             sizes = partition_sizes(settings, draws, lambda task=task: bar.advance(task))  # type: ignore[misc]
             drawn += draw_partition_sizes(dataset, sizes, draws, folder)

@@ -34,6 +34,13 @@ from pfedvem.simulation.fit import FREE, flat
 from pfedvem.simulation.rounds import Progress, start
 from pfedvem.simulation.work import Job, Setup, perform
 
+SECTIONS = ("data", "guard", "algorithm")  # what stands before a dot and is no method
+# Settings of a run that the cells of a comparison do not have, and what to do instead.
+FIXED = {
+    "alone": "clients are not trained alone besides. Leave it out, and take the method local too.",
+    "keep_models": "clients' models are not kept. Leave it out, and train the method that you want by `pfedvem run`.",
+}
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -112,10 +119,12 @@ def cells(
     if not names or seeds < 1:
         raise UserError("A comparison needs at least one method and one seed.")
     layers = [_assignments(read(file) if file is not None else {}), _assignments(flags or {}), list(assignments)]
-    for owner, setting, _ in map(_owned, layers[-1]):
-        if setting and owner not in ("data", "algorithm"):
+    for owner, setting, value in map(_owned, layers[-1]):
+        if setting and owner not in SECTIONS:
             method(owner)  # says so if there is none
-        if owner == "method" or (owner in METHODS and owner not in names):
+        if owner in FIXED and value.strip() != "false":
+            raise UserError(f"{owner} is not for several methods side by side: {FIXED[owner]}")
+        if owner == "method" or (_is_method(owner) and owner not in names):
             raise UserError(f"A setting is for {owner}, but the methods that are compared are {', '.join(names)}.")
     columns = []
     for name in names:

@@ -77,5 +77,9 @@ def train(
 
 def next_folder(parent: Path, name: str) -> Path:
     """A folder for a run that was given none: PARENT/NAME-1, or the next free number."""
-    stem = re.sub(r"[/:\\]", "-", name).strip(".-")
-    return next(folder for number in count(1) if not (folder := parent / f"{stem}-{number}").exists())
+    return next(folder for number in count(1) if not (folder := parent / f"{as_file(name)}-{number}").exists())
+
+
+def as_file(name: str) -> str:
+    """A name that may have a path, a hub id or ``package.module:Class`` in it, as that of a file or folder."""
+    return re.sub(r"[/:\\]", "-", name).strip(".-")

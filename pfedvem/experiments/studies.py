@@ -17,6 +17,7 @@ from pfedvem.algorithms import METHODS, method
 from pfedvem.errors import UserError
 from pfedvem.experiments.compare import Measure, cells
 from pfedvem.experiments.config import Config, Tree
+from pfedvem.experiments.run import as_file
 
 EVERYTHING = tuple(METHODS)
 MEASURES = {"small": "small clients (PM)", "pm": "PM", "gm": "GM"}  # in the order of a table's columns
@@ -189,12 +190,15 @@ def study(
         raise UserError(f"{name} has no column {unknown[0]!r}; it has {', '.join(there)}.")
     variants = tuple(variant for key, variant in there.items() if not wanted or key in wanted)
     sets = tuple(dict.fromkeys(datasets)) or chosen.datasets
+    if len({as_file(one) for one in sets}) < len(sets):
+        raise UserError(f"Of {', '.join(sets)}, two would have the same files: give each a command and an --out.")
     usual = tuple(count // max(SMALL.get(one, 1) for one in sets) for count in chosen.clients)
     return replace(chosen, datasets=sets, methods=names or chosen.methods, clients=counts or usual, variants=variants)
 
 
 def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: Sequence[str] = ()) -> list[Cell]:
     """The cells of a study. ``flags`` and ``assignments`` are settings of all runs, as for a comparison."""
+    refuse_columns(assignments)
     lines = chosen.lines or tuple(Line(name, method(name).title, name) for name in chosen.methods)
     names = list(dict.fromkeys(line.method for line in lines))
     found = []
@@ -217,9 +221,18 @@ def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: S
                     every = cells(names, seeds=seeds, flags=settings, assignments=given) if own else plain
                     configs = tuple(config for config in every if config.method == line.method)
                     kind = f"{dataset}-{clients}" + (f"-{variant.key}" if dealt else "")
-                    files = tuple(f"{kind}-{line.key}-{config.seed}".replace(":", "-") for config in configs)
+                    files = tuple(as_file(f"{kind}-{line.key}-{config.seed}") for config in configs)
                     found.append(Cell(dataset, line, variant.key or str(clients), variant.title, files, configs))
     return found
+
+
+def refuse_columns(assignments: Iterable[str]) -> None:
+    """Refuses settings that a study has of its own: by them, headings and names of files would be wrong."""
+    for text in assignments:
+        name = text.partition("=")[0].strip().removeprefix("data.")
+        if name in ("dataset", "clients"):
+            option = "--datasets" if name == "dataset" else "--clients"
+            raise UserError(f"What a table or figure is of is not for --set: choose {name} by {option}.")
 
 
 def _dealt(variant: Variant, dataset: str) -> Mapping[str, Any]:

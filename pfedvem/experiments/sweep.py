@@ -86,8 +86,8 @@ def sweep(
         _in_processes(plan, out, data, on_change, jobs)
     else:
         work(plan, out, data, progress, on_change)
-    with Trials(out, plan, data) as trials:
-        found = trials.found()
+    with Trials(out, plan, data) as trials, trials.writing() as found:
+        write_sweep(found, out)  # whoever was stopped after its last trial has not
     if found.best is None:
         reason = next((row.reason for row in found.rows if row.reason), "all were pruned.")
         raise UserError(f"No trial came to its end: {reason}")

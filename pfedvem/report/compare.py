@@ -140,7 +140,8 @@ class LiveComparison(LiveProgress):
         self._live = Live(Group(self._overall, self._bar), console=console)
         self._all: TaskID | None = None
         self._cell, self._done, self._rounds = "", 0, 1
-        self._told: set[str] = set()
+        self._training = False
+        self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -153,7 +154,7 @@ class LiveComparison(LiveProgress):
 
     def cell(self, title: str, done: int, total: int) -> None:
         """A run of this title is next; so many are done."""
-        self._cell, self._done = title, done
+        self._cell, self._done, self._training = title, done, False
         if self._all is None:
             self._all = self._overall.add_task("", total=total, done=done)
         self._overall.update(self._all, completed=done, done=done)
@@ -161,12 +162,14 @@ class LiveComparison(LiveProgress):
     def stage(self, title: str, done: int, rounds: int) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._rounds = rounds
+        self._rounds, self._training = rounds, True
         super().stage(self._cell, done, rounds)
 
     def note(self, text: str) -> None:
-        if text not in self._told:  # what is to say about the data is the same for every method
-            self._told.add(text)
+        # What is to say about the data, before training, is the same for every method, and all else is not.
+        said = self._cell if self._training else "", text
+        if said not in self._told:
+            self._told.add(said)
             super().note(f"{self._cell}: {text}")
 
     def round(self, state: State) -> None:

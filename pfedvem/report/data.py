@@ -155,10 +155,9 @@ def draw(federation: Federation, path: Path) -> None:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Writes a picture; its form is that of the name's end."""
+    """Writes a picture whole or not at all; its form is that of the name's end."""
+    from pfedvem.report.plots import save
+
     if path.suffix not in PICTURES:
         raise UserError(f"A picture cannot be written as {path.name}; end its name in {' or '.join(PICTURES)}.")
-    try:
-        figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise UserError(f"The picture {path} cannot be written: {error.strerror}.") from error
+    save(figure, path)

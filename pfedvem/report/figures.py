@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
-from pfedvem.experiments.reproduce import Found, Reproduction
+from pfedvem.experiments.reproduce import Found, Record, Reproduction
+from pfedvem.experiments.run import as_file
 from pfedvem.experiments.studies import MEASURES, Cell
 from pfedvem.report.plots import GM, PM, density, save
 
@@ -64,9 +66,10 @@ def agreement(reproduction: Reproduction, folder: Path) -> Drawn:
                 label = f"{MEASURES[kind]}, {whose}"
                 axes[0].plot([], [], "o", color=_colour(kind), markerfacecolor=face, label=label)
         figure.legend(loc="outside lower center", ncols=min(4, 2 * len(columns)), frameon=False, fontsize=8)
-        _save(figure, folder, f"{reproduction.study.name}-{dataset}")
+        name = f"{reproduction.study.name}-{as_file(dataset)}"
+        _save(figure, folder, name)
         about = "Ours (filled) and the paper's (hollow), each with two standard errors of the mean."
-        drawn.append((f"{reproduction.study.name}-{dataset}", f"{reproduction.study.title}: {dataset}", about))
+        drawn.append((name, f"{reproduction.study.title}: {dataset}", about))
     return drawn
 
 
@@ -111,9 +114,9 @@ def _sizes_panel(axis: Axes, cells: Sequence[Cell], reproduction: Reproduction) 
         if not pairs:
             continue
         sizes, scores = (np.array(values, dtype=float) for values in zip(*sorted(pairs), strict=True))
-        axis.scatter(sizes, scores, s=7, color=COLOURS[i], alpha=0.25, linewidth=0)
+        axis.scatter(sizes, scores, s=7, color=_nth(i), alpha=0.25, linewidth=0)
         middle, level = running_mean(np.log(sizes), scores)
-        axis.plot(np.exp(middle), level, color=COLOURS[i], lw=2, label=cell.line.title)
+        axis.plot(np.exp(middle), level, color=_nth(i), lw=2, label=cell.line.title)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -128,18 +131,19 @@ def running_mean(x: np.ndarray, y: np.ndarray, points: int = 40) -> tuple[np.nda
 
 
 def confidence(reproduction: Reproduction, folder: Path) -> Drawn:
-    """Kernel densities of tau_j / sum tau, over data sets, in the paper's rounds."""
+    """Kernel densities of tau_j / sum tau, for each cell, in the paper's rounds."""
     return _densities(reproduction, folder, "tau", "confidence ratio of a client", share=True)
 
 
 def deviation(reproduction: Reproduction, folder: Path) -> Drawn:
-    """Kernel densities of |mu_j - w|^2 / d, over data sets, in the paper's rounds."""
+    """Kernel densities of |mu_j - w|^2 / d, for each cell, in the paper's rounds."""
     return _densities(reproduction, folder, "deviation", "model deviation of a client", share=False)
 
 
 def _densities(reproduction: Reproduction, folder: Path, key: str, label: str, *, share: bool) -> Drawn:
-    runs = {cell.dataset: reproduction.of(cell) for cell in reproduction.cells}
-    numbers = sorted({int(number) for found in runs.values() for run in found for number in run["snapshots"]})
+    every = [(cell, [_snapshots(run, key) for run in reproduction.of(cell)]) for cell in reproduction.cells]
+    shown = [(cell, runs) for cell, runs in every if any(runs)]  # not every method has such numbers
+    numbers = sorted({number for _, runs in shown for run in runs for number in run})
     if not numbers:
         return []
     rows = 1 if len(numbers) < 3 else 2
@@ -147,12 +151,10 @@ def _densities(reproduction: Reproduction, folder: Path, key: str, label: str, *
     figure = Figure(figsize=(4.2 * columns, 2.9 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for axis, number in zip(axes, numbers, strict=False):
-        for i, (dataset, found) in enumerate(runs.items()):
-            values = []
-            for run in found:
-                taken = np.array(run["snapshots"].get(str(number), {}).get(key, []), dtype=float)
-                values.append(taken / taken.sum() if share and len(taken) else taken)
-            density(axis, np.concatenate(values) if values else np.empty(0), COLOURS[i], dataset)
+        for i, (cell, runs) in enumerate(shown):
+            values = [run[number] / run[number].sum() if share else run[number] for run in runs if number in run]
+            name = _name(cell, [other for other, _ in shown])
+            density(axis, np.concatenate(values) if values else np.empty(0), _nth(i), name)
         axis.set_title(f"round {number}", fontsize=10)
         axis.set_xlabel(label)
         axis.xaxis.set_major_locator(MaxNLocator(5))  # small numbers have long labels
@@ -160,10 +162,23 @@ def _densities(reproduction: Reproduction, folder: Path, key: str, label: str, *
         _plain(axis, "y")
     for axis in axes[len(numbers) :]:
         axis.set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
+    axes[0].legend(*_entries(axes), frameon=False, fontsize=8)
     _save(figure, folder, reproduction.study.name)
     about = "Gaussian kernel densities over the clients of all seeds."
     return [(reproduction.study.name, reproduction.study.title, about)]
+
+
+def _snapshots(run: Record, key: str) -> dict[int, np.ndarray]:
+    """What the clients of a run have of ``key``, by the number of the round."""
+    taken = {int(number): kept[key] for number, kept in run["snapshots"].items() if key in kept}
+    return {number: np.array(values, dtype=float) for number, values in taken.items()}
+
+
+def _name(cell: Cell, cells: Sequence[Cell]) -> str:
+    """What a cell is among others: its data set, and its method and column where there are several."""
+    several = len({one.line.key for one in cells}) > 1, len({one.column for one in cells}) > 1
+    more = [text for text, wanted in zip((cell.line.title, cell.heading), several, strict=True) if wanted]
+    return ", ".join([cell.dataset, *more])
 
 
 def convergence(reproduction: Reproduction, folder: Path) -> Drawn:
@@ -187,12 +202,12 @@ def _convergence_panel(axis: Axes, cells: Sequence[Cell], reproduction: Reproduc
         values = np.array([[line[key] for line in history] for history in runs], dtype=float)
         mean, style = values.mean(0), "-" if key == "pm" else "--"
         if len(rounds) == 1:  # Local trains once
-            axis.axhline(mean[0], color=COLOURS[i], lw=1.2, ls=":", label=cell.line.title)
+            axis.axhline(mean[0], color=_nth(i), lw=1.2, ls=":", label=cell.line.title)
             continue
-        axis.plot(rounds, mean, style, color=COLOURS[i], lw=1.6, label=cell.line.title)
+        axis.plot(rounds, mean, style, color=_nth(i), lw=1.6, label=cell.line.title)
         if len(runs) > 1:
             sem = values.std(0, ddof=1) / np.sqrt(len(runs))
-            axis.fill_between(rounds, mean - sem, mean + sem, color=COLOURS[i], alpha=0.15, linewidth=0)
+            axis.fill_between(rounds, mean - sem, mean + sem, color=_nth(i), alpha=0.15, linewidth=0)
 
 
 def _panels(reproduction: Reproduction, folder: Path, paint: Paint, labels: tuple[str, str], about: str) -> Drawn:
@@ -212,9 +227,8 @@ def _panels(reproduction: Reproduction, folder: Path, paint: Paint, labels: tupl
             axis.set_xlabel(labels[0])
             _plain(axis, "y")
         axes[0].set_ylabel(labels[1])
-        handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside right center", frameon=False, fontsize=8)
-        name = f"{reproduction.study.name}-{dataset}"
+        figure.legend(*_entries(axes), loc="outside right center", frameon=False, fontsize=8)
+        name = f"{reproduction.study.name}-{as_file(dataset)}"
         _save(figure, folder, name)
         drawn.append((name, f"{reproduction.study.title}: {dataset}", about))
     return drawn
@@ -233,16 +247,30 @@ def draw_partition_sizes(dataset: str, sizes: Mapping[int, Sequence[int]], draws
     width = 20 * max(1, round(limit / 800))
     edges = np.arange(0, limit + width, width).tolist()
     for i, (clients, values) in enumerate(sizes.items()):
-        axis.hist(values, edges, density=True, histtype="stepfilled", color=COLOURS[i], alpha=0.18)
-        axis.hist(values, edges, density=True, histtype="step", color=COLOURS[i], lw=1.5, label=f"{clients} clients")
+        axis.hist(values, edges, density=True, histtype="stepfilled", color=_nth(i), alpha=0.18)
+        axis.hist(values, edges, density=True, histtype="step", color=_nth(i), lw=1.5, label=f"{clients} clients")
     axis.set_xlabel("a client's training samples")
     axis.set_ylabel("density")
     axis.set_title(dataset, fontsize=10)
     axis.legend(frameon=False, fontsize=8)
     _plain(axis, "y")
-    name = f"fig-partition-sizes-{dataset}"
+    name = f"fig-partition-sizes-{as_file(dataset)}"
     _save(figure, folder, name)
     return [(name, f"Local data sizes: {dataset}", f"{draws:,} random partitions; the largest 0.5% are not shown.")]
+
+
+def _nth(place: int) -> str:
+    """A colour for each line of a picture; where there are very many, they come again."""
+    return COLOURS[place % len(COLOURS)]
+
+
+def _entries(axes: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
+    """The entries of a legend of all panels: what is only in a later one has its own too."""
+    entries: dict[str, Artist] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, handle)
+    return list(entries.values()), list(entries)
 
 
 def _plain(axis: Axes, grid: Literal["x", "y"]) -> None:

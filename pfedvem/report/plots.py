@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
@@ -65,6 +66,8 @@ def draw_run(result: Result, path: Path) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a picture whole or not at all."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a name with two dollars is a name
     picture = io.BytesIO()
     figure.savefig(picture, format=path.suffix.removeprefix(".") or "png", dpi=150)
     checkpoints.replace(path, picture.getvalue())

@@ -186,4 +186,5 @@ def _math(m: Measure | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    """A number with all digits of a mean over five seeds: pages round it as the tables here do."""
+    return "" if value is None else f"{value:.8g}"

@@ -83,8 +83,9 @@ def summary_table(result: Result) -> Table:
         small = f"the {len(result.small_clients)} with the least data"
         table.add_row("  smallest 10% of clients", shown(summary["small_clients_pm"]), small)
     if summary["alone_pm"] is not None and result.alone is not None:
-        gains = int((pm > result.alone.accuracy).sum())
-        over = f"{gains} of {len(pm)} clients gain by joining" if summary["pm"] is not None else "their own models"
+        alone = result.alone.accuracy
+        gains, both = int((pm > alone).sum()), int((~(pm + alone).isnan()).sum())
+        over = f"{gains} of {both} clients gain by joining" if summary["pm"] is not None else "their own models"
         table.add_row("clients alone (Local)", shown(summary["alone_pm"]), over)
     if summary["gm"] is not None:
         table.add_row("global model (GM)", shown(summary["gm"]), "on the complete test set")

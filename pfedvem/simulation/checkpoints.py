@@ -33,7 +33,17 @@ from pfedvem.simulation.work import Scores
 FORMAT = 2  # 1 had no checksum of the manifest and is still read
 KEPT = 2
 CHUNK = 2**24  # numbers that are written or read at a time
-DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
+DTYPES = {
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True)
@@ -270,7 +280,7 @@ def write(path: Path, content: bytes) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two commands may write the same table
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -76,6 +76,13 @@ def test_a_whole_benchmark_gives_tables_and_a_file(monkeypatch: pytest.MonkeyPat
     assert "networks.mlp.processes.ratio_at_end was" in slower.output.replace("\n", " ")
 
 
+def test_growth_begins_with_a_hundred_clients() -> None:
+    command = ["bench", "--networks", "none", "--methods", "none", "--growth", "fedavg", "--growth-to", "50"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "100" in result.output
+
+
 def test_bad_input_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no network 'vgg' to measure; there are mlp"):
         chosen(["vgg"], list(measure.NETWORKS), "network")

@@ -63,5 +63,6 @@ def test_a_picture_of_an_unknown_kind_or_in_no_folder_is_refused(tmp_path: Path)
     federation = from_arrays(np.ones((20, 1)), np.tile([0, 1], 10), clients=2, partition="iid")
     with pytest.raises(UserError, match=r"end its name in \.png"):
         draw(federation, tmp_path / "partition.doc")
-    with pytest.raises(UserError, match="cannot be written"):
-        draw(federation, tmp_path / "nowhere" / "partition.png")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match="could not be written"):
+        draw(federation, tmp_path / "file" / "partition.png")

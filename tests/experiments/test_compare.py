@@ -139,7 +139,11 @@ def test_the_algorithm_of_a_runs_file_belongs_to_that_runs_method(tmp_path: Path
         ("fedavg.clients=5", "There is no setting 'algorithm.clients'"),
         ("fedavgg.lr=1", "There is no method 'fedavgg'"),
         ("pfedvem.lr_head=1", "A setting is for pfedvem, but the methods that are compared are fedavg, local"),
+        ("examples.ditto:Ditto.lam=1", "A setting is for examples.ditto:Ditto, but the methods that are compared are"),
         ("method=fedavg", "A setting is for method, but"),
+        ("alone=true", "clients are not trained alone besides. Leave it out, and take the method local too"),
+        ("keep_models=true", "clients' models are not kept. Leave it out"),
+        ("guard.nonsense=1", "There is no setting 'guard.nonsense'"),
         ("fedavg.lr=-1", "algorithm.lr should be greater than 0"),
         ("lr", "--set takes key=value, not 'lr'"),
         ("rounds=0", "rounds should be greater than or equal to 1"),
@@ -148,6 +152,15 @@ def test_the_algorithm_of_a_runs_file_belongs_to_that_runs_method(tmp_path: Path
 def test_settings_that_no_method_has_are_refused(assignment: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         cells(TWO, assignments=[assignment])
+
+
+def test_what_the_cells_have_anyhow_may_be_said() -> None:
+    assert cells(TWO, assignments=["alone=false", "keep_models=false"]) == cells(TWO)
+
+
+def test_settings_of_the_guard_are_for_all_methods() -> None:
+    made = cells(TWO, assignments=["guard.largest=7", "guard.bounds=false"])
+    assert [(config.guard.largest, config.guard.bounds) for config in made] == [(7, False), (7, False)]
 
 
 def test_unknown_methods_no_methods_and_no_seeds_are_refused(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from matplotlib.figure import Figure
 
 from pfedvem import Progress, UserError
 from pfedvem.algorithms import METHODS
@@ -18,11 +21,22 @@ from pfedvem.data.settings import DataSettings
 from pfedvem.experiments import reproduce as module
 from pfedvem.experiments.compare import Measure
 from pfedvem.experiments.reproduce import Found, Recorder, Reproduction, partition_sizes, reproduce, snapshots
-from pfedvem.experiments.studies import STUDIES, Cell, Study, grid, published, study
-from pfedvem.report.figures import running_mean
-from pfedvem.report.reproduction import agreement, table_csv, table_latex, table_markdown, write_reproduction
+from pfedvem.experiments.studies import STUDIES, Cell, Line, Study, grid, published, study
+from pfedvem.report import figures
+from pfedvem.report.figures import draw, draw_partition_sizes, running_mean
+from pfedvem.report.html import make
+from pfedvem.report.reproduction import (
+    agreement,
+    table_csv,
+    table_latex,
+    table_markdown,
+    write_card,
+    write_reproduction,
+    write_tables,
+)
 from pfedvem.simulation.fit import Interrupted
 from pfedvem.simulation.rounds import State
+from tests.test_cli import call
 
 TINY = {"rounds": 2, "participation": 0.5, "executor": "vectorised", "data": {"train_samples": 200}}
 
@@ -97,11 +111,42 @@ def test_the_ablations_change_what_they_say() -> None:
         ({"name": "limited-data", "columns": ["5,000"]}, "no column '5,000'; it has 5000, 10000, 50000"),
         ({"name": "table1", "columns": ["50"]}, "choose them by --clients"),
         ({"name": "table1", "methods": ["fedavgg"]}, "fedavgg"),
+        ({"name": "table1", "datasets": ["a/b", "a-b"]}, "Of a/b, a-b, two would have the same files"),
     ],
 )
 def test_what_the_paper_does_not_have_is_refused(ask: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         study(**ask)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "option"),
+    [("clients=7", "--clients"), ("data.clients = 7", "--clients"), ("dataset=fmnist", "--datasets")],
+)
+def test_what_headings_and_names_say_is_not_for_set(assignment: str, option: str) -> None:
+    with pytest.raises(UserError, match=f"by {option}"):
+        grid(study("table1", ["digits"], ["fedavg"], [4]), seeds=1, assignments=[assignment])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("digits", "digits"),
+        ("owner/name", "owner-name"),
+        ("/home/me/images", "home-me-images"),
+        ("../images", "images"),
+    ],
+)
+def test_runs_and_pictures_of_a_folder_anywhere_are_files_of_their_own_folder(
+    dataset: str, name: str, tmp_path: Path, pictures: dict[str, Figure]
+) -> None:
+    chosen = study("table1", [dataset], ["fedavg"], [4])
+    (cell,) = grid(chosen, seeds=1, flags=TINY)
+    assert cell.names == (f"{name}-4-fedavg-0",)
+    summary = {"pm": None, "gm": 80.0, "seconds": 9, "rounds": 2}
+    drawn = draw(Reproduction(chosen, (cell,), {cell.names[0]: {"summary": summary}}), tmp_path)
+    drawn += draw_partition_sizes(dataset, {4: [1, 2, 3]}, 1, tmp_path)
+    assert [one for one, *_ in drawn] == list(pictures) == [f"table1-{name}", f"fig-partition-sizes-{name}"]
 
 
 def test_a_column_can_be_run_alone_and_is_the_same_run() -> None:
@@ -289,6 +334,113 @@ def test_every_figure_is_drawn_with_our_data(name: str, tmp_path: Path) -> None:
     card = json.loads((tmp_path / name / "reproduction.json").read_bytes())
     (figure,) = card["figures"]
     assert (tmp_path / name / figure["file"]).stat().st_size > 10_000
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """What is drawn, by its name; nothing is written, which takes longer."""
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(figures, "_save", lambda figure, folder, name: drawn.update({name: figure}))
+    return drawn
+
+
+def finished(name: str, cells: Sequence[Cell]) -> Reproduction:
+    """A figure's runs, of which none was run."""
+    scores = {"n_train": [10, 20, 30], "pm": [80.0, 85.0, 90.0]}
+    kept = {"tau": [1.0, 2.0, 4.0], "deviation": [0.1, 0.2, 0.5]}
+    record = {"clients": scores, "history": [{"round": 1, "pm": 80.0}, {"round": 2, "pm": 90.0}]}
+    records = {
+        cell.names[0]: {**record, "snapshots": {"2": kept if cell.line.method == "pfedvem" else {}}} for cell in cells
+    }
+    return Reproduction(STUDIES[name], tuple(cells), records)
+
+
+@pytest.mark.parametrize("name", ["fig-confidence", "fig-deviation"])
+@pytest.mark.parametrize(
+    ("datasets", "clients", "labels"),
+    [
+        (["digits"], [4], ["digits"]),
+        (["digits"], [4, 6], ["digits, 4 clients", "digits, 6 clients"]),
+        (["digits", "fmnist"], [4], ["digits", "fmnist"]),
+    ],
+)
+def test_every_cell_that_has_confidences_has_a_line_of_its_own(
+    name: str, datasets: list[str], clients: list[int], labels: list[str], tmp_path: Path, pictures: dict[str, Figure]
+) -> None:
+    cells = grid(study(name, datasets, ["pfedvem", "fedavg"], clients), seeds=1, flags=TINY)
+    draw(finished(name, cells), tmp_path)
+    (axis,) = pictures[name].axes
+    assert [line.get_label() for line in axis.lines] == labels
+    variant = [replace(cell, line=Line("other", "Other", "pfedvem")) for cell in cells if cell.line.key == "pfedvem"]
+    draw(finished(name, [*cells, *variant]), tmp_path)
+    assert {str(line.get_label()).split(", ")[1] for line in pictures[name].axes[0].lines} == {"pFedVEM", "Other"}
+
+
+@pytest.mark.parametrize("name", ["fig-accuracy-vs-size", "fig-convergence"])
+def test_a_method_that_is_in_a_later_panel_alone_is_in_the_legend(
+    name: str, tmp_path: Path, pictures: dict[str, Figure]
+) -> None:
+    cells = grid(study(name, ["digits"], ["pfedvem", "fedper"], [4, 6]), seeds=1, flags=TINY)
+    done = finished(name, cells)
+    records = {run: record for run, record in done.records.items() if run != "digits-4-pfedvem-0"}
+    draw(replace(done, records=records), tmp_path)
+    (legend,) = pictures[f"{name}-digits"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["FedPer", "pFedVEM"]
+
+
+@pytest.mark.parametrize("name", ["fig-accuracy-vs-size", "fig-convergence", "fig-confidence"])
+def test_there_may_be_more_lines_than_colours(name: str, tmp_path: Path, pictures: dict[str, Figure]) -> None:
+    (cell,) = grid(study(name, ["digits"], ["pfedvem"], [4]), seeds=1, flags=TINY)
+    cells = [replace(cell, line=Line(f"m{i}", f"Method {i}", "pfedvem")) for i in range(14)]
+    draw(finished(name, cells), tmp_path)
+    (figure,) = pictures.values()
+    assert len(figure.axes[0].lines) == 14
+    draw_partition_sizes("digits", {clients: [1, 2, 3] for clients in range(14)}, 1, tmp_path)
+
+
+def test_the_page_of_a_table_shows_the_numbers_of_its_markdown(tmp_path: Path) -> None:
+    chosen = study("table1", ["cifar100"], ["pfedvem"], [50])
+    (cell,) = grid(chosen, seeds=1)
+    summary = {"pm": 60.153, "gm": 52.34996, "seconds": 9, "rounds": 100}
+    done = Reproduction(chosen, (cell,), {cell.names[0]: {"summary": summary}})
+    write_tables(done, tmp_path)
+    write_card(chosen, tmp_path, "", [], [])
+    assert "| pFedVEM | 60.2 (61.0 ± 0.4; -0.8) | 52.3 (52.8 ± 0.4; -0.5) |" in table_markdown(done)
+    (row,) = make(tmp_path).sections[0].tables[0].rows
+    assert [cell.splitlines()[0] for cell in row] == ["pFedVEM", "60.2", "52.3"]
+
+
+def test_partitions_are_drawn_with_the_settings_that_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: dict[str, Figure]
+) -> None:
+    given: list[DataSettings] = []
+
+    def watched(settings: list[DataSettings], *_: Any) -> dict[int, list[int]]:
+        given.extend(settings)
+        return {one.clients: [1, 2, 3] for one in settings}
+
+    monkeypatch.setattr(module, "partition_sizes", watched)
+    words = "--datasets digits --clients 4,6 --set labels_per_client=3"
+    assert call("reproduce", "fig-partition-sizes", *words.split(), "--out", tmp_path) == 0
+    assert [(one.clients, one.labels_per_client) for one in given] == [(4, 3), (6, 3)]
+    assert list(pictures) == ["fig-partition-sizes-digits"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--set nonsense=1", "There is no setting 'nonsense'"),
+        ("--set clients=5", "choose clients by --clients."),
+        ("--finished", "fig-partition-sizes trains nothing; leave out --finished."),
+        ("--rounds 3 --workers 2", "fig-partition-sizes trains nothing; leave out --rounds, --workers."),
+    ],
+)
+def test_what_is_of_no_use_to_partitions_is_refused(
+    words: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "reproduce fig-partition-sizes --datasets digits --clients 4 --draws 1 --out"
+    assert call(*command.split(), tmp_path, *words.split()) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_partitions_are_drawn_again_and_again() -> None:

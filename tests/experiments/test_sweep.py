@@ -104,6 +104,22 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_trial_that_it_was_at(
     assert len(found.rows) == 4
 
 
+def test_results_of_a_sweep_that_was_stopped_before_it_wrote_them_are_written_by_the_next(
+    tmp_path: Path, runs: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_sweep", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(small("lr=0.1"), tmp_path / "s")
+    sweep(small("lr=0.1"), tmp_path / "s")
+    assert len(runs) == 1
+    assert len((tmp_path / "s" / "trials.csv").read_text().splitlines()) == 1 + 1
+    assert load(tmp_path / "s" / "best.toml").algorithm.model_dump()["lr"] == 0.1
+
+
 def test_random_trials_are_points_of_the_grid_without_repetition_and_more_can_be_added(
     tmp_path: Path, runs: list[Config]
 ) -> None:

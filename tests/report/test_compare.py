@@ -135,16 +135,19 @@ def state(round: int) -> State:
     return State(round, None, None, scores, ({"round": round, "pm": 71.9, "gm": None},), 1.0, Counts.none(1))
 
 
-def test_progress_shows_all_runs_and_the_current_one_alone() -> None:
+def test_progress_shows_all_runs_and_the_current_one_alone_and_says_what_is_new_of_each() -> None:
     console = Console(width=110, record=True, file=io.StringIO(), force_terminal=True)
     with LiveComparison(console) as live:
         live.cell("FedAvg, seed 0", 0, 4)
-        live.stage("FedAvg", 0, 10)
         live.note("The data [of digits] is small.")
+        live.stage("FedAvg", 0, 10)
+        live.note("Round 1: client 3 has overflowed.")
         live.round(state(10))
         live.cell("pFedVEM, seed 0", 1, 4)
-        live.stage("pFedVEM", 0, 10)
         live.note("The data [of digits] is small.")
+        live.stage("pFedVEM", 0, 10)
+        live.note("Round 1: client 3 has overflowed.")
+        live.note("Round 1: client 3 has overflowed.")
         live.client(1, 2)
         live.round(state(5))
         text, _ = screen(live._live.renderable, width=110)
@@ -158,5 +161,9 @@ def test_progress_shows_all_runs_and_the_current_one_alone() -> None:
     assert "1 of 4 done" in text
     assert re.search(r"pFedVEM, seed 0 .*round 5/10 *PM 71.9%", text)
     assert "FedAvg" not in text
-    told = [line for line in console.export_text().splitlines() if line.startswith("note")]
-    assert told == ["note FedAvg, seed 0: The data [of digits] is small."], "the same is said once"
+    told = re.findall(r"note .*\.", console.export_text())
+    assert told == [
+        "note FedAvg, seed 0: The data [of digits] is small.",  # which is the same for all
+        "note FedAvg, seed 0: Round 1: client 3 has overflowed.",
+        "note pFedVEM, seed 0: Round 1: client 3 has overflowed.",
+    ]

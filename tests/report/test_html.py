@@ -206,6 +206,13 @@ def test_columns_that_are_not_known_are_shown_as_they_are_called(tmp_path: Path)
     assert found.rows[0][-1] == "0.123"
 
 
+def test_counts_are_whole_numbers(tmp_path: Path) -> None:
+    page = make(write_run(tmp_path / "mine", clients(uploads=1234.0, left_out=30.0, capped=0.0, clipped=7.0)))
+    (found,) = section(page, "Clients").tables
+    assert list(found.header[-4:]) == ["Uploads", "Left out", "Capped", "Clipped"]
+    assert list(found.rows[0][-4:]) == ["1,234", "30", "0", "7"]
+
+
 def test_runs_that_the_command_line_did_not_start_get_no_command_that_would_fail(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "mine")
     for known, word in (({"method": "pfedvem"}, "Python"), ({"method": "pfedvem", "experiment": "x"}, "real sites")):
@@ -325,6 +332,23 @@ def test_what_is_missing_in_a_comparison_is_named(tmp_path: Path) -> None:
     ]
     assert table(page, "Results")["FedPer"][-1] == "1"
     assert table(page, "Who gains and who loses by joining")["pFedVEM"][0] == "20 of 20"
+
+
+def test_runs_that_have_no_clients_yet_do_not_count(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c")
+    for end in ("summary.json", "clients.csv"):
+        (folder / "cells" / "pfedvem-1" / end).unlink()
+    shares = section(make(folder), "Confidence of pFedVEM").figures[2]
+    assert shares.about == "All equal, each share would be 5 %."
+
+
+def test_a_method_that_is_not_finished_is_not_taken_for_one_without_personal_models(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c")
+    for seed in (0, 1):
+        for end in ("summary.json", "clients.csv"):
+            (folder / "cells" / f"pfedvem-{seed}" / end).unlink()
+    joining = section(make(folder), "Who gains and who loses by joining")
+    assert joining.text == ["Not shown, since clients have no model of their own: FedAvg."]
 
 
 def test_runs_of_other_methods_in_the_same_folder_are_left_out(tmp_path: Path) -> None:

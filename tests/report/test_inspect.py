@@ -15,6 +15,8 @@ import torch
 from rich.console import Console
 
 from pfedvem import FedAvg, Federation, Local, PFedVEM, UserError, fit
+from pfedvem.data import from_arrays
+from pfedvem.report.data import draw as draw_data
 from pfedvem.report.inspect import Inspection, _remarks, draw, inspection, inspection_view, outliers, rows, telling
 from tests.conftest import small_network
 
@@ -121,6 +123,16 @@ def test_methods_without_confidences_are_inspected_too(tmp_path: Path) -> None:
     (tmp_path / "clients.csv").unlink()
     with pytest.raises(UserError, match=r"no clients.csv beside"):
         inspection(tmp_path)
+
+
+def test_names_with_dollars_are_names(tmp_path: Path) -> None:
+    table = frame().set_axis(["$\\frac{$", *(str(j) for j in range(7))])
+    found = Inspection("my $_$ method", table, {str(client): ["deviates"] for client in table.index})
+    draw(found, tmp_path / "clients.png")
+    x, y = np.zeros((40, 2), dtype=np.float32), np.arange(40) % 2
+    names: dict[str, Any] = {"name": "img$5%_$", "classes": ("$\\frac{$", "b")}
+    draw_data(from_arrays(x, y, x, y, clients=2, labels_per_client=2, **names), tmp_path / "data.png")
+    assert all((tmp_path / name).stat().st_size > 9_000 for name in ("clients.png", "data.png"))
 
 
 def test_many_clients_are_shown_in_part() -> None:

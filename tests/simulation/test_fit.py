@@ -8,14 +8,17 @@ import json
 import shutil
 import tomllib
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from rich.console import Console
 
 from pfedvem import FedAvg, Federation, Local, Model, PFedVEM, Progress, Result, UserError, fit
+from pfedvem.report.run import summary_table
 from pfedvem.simulation.fit import Interrupted
 from pfedvem.simulation.rounds import State
 
@@ -292,6 +295,9 @@ def test_clients_alone_are_tested_where_the_federation_is(model: Model, federati
     result = fit(PFedVEM(), model, federation, rounds=1, eval_clients=2, alone=Local(lr=0.01), workers=1)
     assert result.alone is not None
     assert result.alone.accuracy.isnan().tolist() == result.state.scores.accuracy.isnan().tolist()
+    shown = StringIO()
+    Console(file=shown, width=120).print(summary_table(result))
+    assert "of 2 clients gain by joining" in shown.getvalue()
 
 
 def test_a_network_with_the_wrong_number_of_outputs_is_refused(federation: Federation) -> None:

@@ -16,7 +16,7 @@ from pfedvem import tree
 from pfedvem.algorithms import METHODS
 from pfedvem.data.federation import Federation
 from pfedvem.models import Model
-from pfedvem.simulation import store
+from pfedvem.simulation import checkpoints, store
 from pfedvem.simulation.fit import fit
 from pfedvem.simulation.store import mapped, stacked, uninterrupted
 
@@ -71,6 +71,24 @@ def test_a_checkpoint_is_a_file_that_safetensors_reads(model: Model, federation:
     stored = safetensors.torch.load_file(tmp_path / "run/checkpoint/round-00001/state.safetensors")
     assert torch.equal(stored["clients.choice"], result.state.clients.choice)
     assert torch.equal(stored["clients.params.w"], result.state.clients.params.w)
+
+
+def test_two_processes_that_write_the_same_file_do_not_make_each_other_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write, others = tmp_path / "table.csv", checkpoints.write, [4711]
+
+    def interrupted(partial: Path, content: bytes) -> None:
+        write(partial, content)
+        if others:  # before this one is put in place, another process writes the whole of the same file
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "getpid", others.pop)
+                checkpoints.replace(path, b"theirs")
+
+    monkeypatch.setattr(checkpoints, "write", interrupted)
+    checkpoints.replace(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_ctrl_c_waits_until_what_belongs_together_is_done() -> None:

@@ -171,7 +171,11 @@ def _joining(found: Comparison, draw: Drawing) -> Section | None:
         draw("Against local data size", GROUPS, plots.by_size, gains, "gain", "gain by joining (points)"),
     ]
     table = Table(header, rows, about="Clients of all seeds; gains in points of accuracy.")
-    absent = [title(name) for name in found.cells if name not in {*gains, "local"}]
+    absent = [
+        title(name)
+        for name, runs in found.cells.items()
+        if name not in gains and any(run.finished and run.last("pm") is None for run in runs)
+    ]
     text = [f"Not shown, since clients have no model of their own: {', '.join(absent)}."] if absent else []
     return Section(JOINING, text, figures, [table], list(gains))
 

@@ -69,6 +69,7 @@ def confidence(runs: Sequence[Run], draw: Drawing, name: str = "Confidence") -> 
         return None
     # A client's share of the confidence of its own federation, as in the paper.
     shares = [100 * row["tau"] / total for some in found if (total := sum(r["tau"] for r in some)) for row in some]
+    equal = 100 * sum(map(bool, found)) / len(rows)  # a run that has no clients yet adds none
     deviations = [row["deviation"] for row in plots.known(rows, "deviation")]
     figures = []
     if plots.known(rows, "n_train"):
@@ -78,7 +79,7 @@ def confidence(runs: Sequence[Run], draw: Drawing, name: str = "Confidence") -> 
         about = linked(rows, "deviation", "tau")
         figures.append(draw("Confidence against deviation", about, plots.confidence_by_deviation, rows))
     for values, kind, about, label in (
-        (shares, "confidence", f"All equal, each share would be {100 * len(runs) / len(rows):.3g} %.", "τ / Σ τ (%)"),
+        (shares, "confidence", f"All equal, each share would be {equal:.3g} %.", "τ / Σ τ (%)"),
         (deviations, "deviation", "How far heads are from the global one.", DEVIATION),
     ):
         if plots.varied(values):
@@ -236,4 +237,8 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "uncertainty": ("Tr(Σ)/d", _short),
     "deviation": (DEVIATION, _short),
     "discarded": ("Overflows", _whole),
+    "uploads": ("Uploads", _whole),
+    "left_out": ("Left out", _whole),
+    "capped": ("Capped", _whole),
+    "clipped": ("Clipped", _whole),
 }
