@@ -38,9 +38,10 @@ PATCH_CHANNELS = 48  # from so many channels on, a product of patches beats the 
 
 def cohort_layers(base: nn.Module) -> list[Layer] | None:
     """The layers of a network, in order, for cohorts; None if it has one that is not known here."""
-    if not isinstance(base, nn.Sequential):
+    if type(base) is not nn.Sequential:  # a subclass may compute something else
         return None
-    layers = [_layer(name, module) for name, module in base.named_children()]
+    # Not named_children(), which leaves out a layer that comes a second time.
+    layers = [None if module is None else _layer(name, module) for name, module in base._modules.items()]
     return None if None in layers else [layer for layer in layers if layer is not None]
 
 
@@ -59,8 +60,9 @@ def _linear(name: str, bias: bool) -> Layer:
         w, b = theta[f"{name}.weight"], theta[f"{name}.bias"] if bias else None
         if len(w) == 1:
             return F.linear(x, w.squeeze(0), None if b is None else b.squeeze(0))
-        out: Tensor = _Linear.apply(x.unflatten(0, (len(w), -1)), w, b)  # type: ignore[no-untyped-call]
-        return out.flatten(0, 1)
+        # Samples may have further dimensions, as sequences do: to a client's weights they are all rows.
+        out: Tensor = _Linear.apply(x.reshape(len(w), -1, x.shape[-1]), w, b)  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], -1)
 
     return apply
 

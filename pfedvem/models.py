@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.parametrize import is_parametrized
 
 from pfedvem import tree
 from pfedvem.data.federation import ClientData, channels_last, take_rows
@@ -20,7 +22,11 @@ from pfedvem.solvers import Batch, nll
 
 Theta = dict[str, Tensor]
 
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
 FORWARD_BATCH = 250
+ROUNDING = 1e-4  # by how much of the largest number two ways to compute the same may differ
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # of a network on inputs not made for it
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,12 @@ class Model:
         name = head if head is not None else list(linear)[-1]
         if name not in linear:
             raise UserError(f"The network has no linear layer named {name!r}; it has {', '.join(linear)}.")
-        for layer in module.modules():
-            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-                raise UserError("Dropout draws from a global generator, so runs could not be repeated: set p=0.")
+        _refuse(module)
         layer = linear[name]
+        if is_parametrized(layer):
+            raise UserError(
+                f"The head {name!r} must have weights of its own: leave it without weight norm and the like."
+            )
         if layer.bias is None:
             raise UserError(f"The head {name!r} needs a bias, since mu and sigma cover weights and bias together.")
         self.classes, self.features_dim = layer.out_features, layer.in_features
@@ -76,8 +84,10 @@ class Model:
         self._buffers = {key for key, _ in self._base.named_buffers()}
         kinds = [type(layer) for layer in module.modules()]
         self.convolutional = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
-        self.mixes_samples = any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds)
-        """Whether a sample's output depends on the others in its batch: then no batch may be padded."""
+        self.mixes_samples = any(issubclass(kind, BATCH_NORM) for kind in kinds)
+        """Whether an output or a buffer depends on all samples of a batch: then no batch may be padded."""
+        self._apart = {True: False, False: False}  # whether clients go one by one, in training and out of it
+        self._channels_last = True
         theta = {key: value.detach().clone() for key, value in self._base.state_dict().items()}
         w = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).detach().clone()
         self.initial = Params(theta, w)
@@ -100,9 +110,13 @@ class Model:
         return {"w": params.w, **{key: value for key, value in params.theta.items() if key not in self._buffers}}
 
     def refuse_buffers(self, method: str) -> None:
-        """For methods that have no meaning for running statistics."""
-        if self._buffers:
-            raise UserError(f"{method} cannot train running statistics (batch norm); use group or layer norm instead.")
+        """For methods that have no meaning for running statistics or other buffers."""
+        kept = sorted(self._buffers & self.initial.theta.keys())
+        if kept:
+            raise UserError(
+                f"{method} cannot train buffers such as {kept[0]!r}: instead of batch norm use group or layer norm, "
+                "and register constants with persistent=False."
+            )
 
     def features(self, theta: Theta, x: Tensor, *, train: bool = False) -> Tensor:
         """The base's output (C, B, features) for inputs (C, B, ...).
@@ -115,7 +129,7 @@ class Model:
         if shared and cohort > 1:  # one base for all is one client with everybody's samples
             return self.features(theta, x.flatten(0, 1).unsqueeze(0), train=train).view(cohort, batch, -1)
         theta = tree.expand(theta, 1) if shared else theta
-        x = channels_last(x.flatten(0, 1))
+        x = self._ordered(x.flatten(0, 1))
         # Without gradients nothing needs the whole batch at once; parts of it fit the processor's cache.
         whole = torch.is_grad_enabled() or cohort > 1
         parts = [self._forward(theta, part, train) for part in ([x] if whole else x.split(FORWARD_BATCH))]
@@ -133,22 +147,41 @@ class Model:
 
     def _forward(self, theta: Theta, x: Tensor, train: bool) -> Tensor:
         """The base's output (C * B, features) for inputs (C * B, ...) and a base for each of C clients."""
-        if self._layers is not None:
+        if self._layers is not None and not self._apart[train]:
             for layer in self._layers:
                 x = layer(theta, x)
             return x.flatten(1)
-        self._base.train(train)
-        # A view without gradient: batch norm writes into its buffers, and a leaf that wants gradients forbids that.
-        theta = {key: value.detach() if key in self._buffers else value for key, value in theta.items()}
         cohort = len(next(iter(theta.values()))) if theta else 1
-        if cohort == 1 or (x.device.type == "cpu" and self.convolutional):
-            # One by one: vmap makes grouped convolutions, which are slow on CPUs.
-            rows = [{key: value[c] for key, value in theta.items()} for c in range(cohort)]
-            parts = zip(rows, x.chunk(cohort), strict=True)
-            return torch.cat([functional_call(self._base, own, (part,)).flatten(1) for own, part in parts])
+        # vmap makes grouped convolutions, which are slow on CPUs.
+        if cohort == 1 or self._apart[train] or (x.device.type == "cpu" and self.convolutional):
+            return self._one_by_one(theta, x, train)
+        theta = self._prepared(theta, train, len(x) // cohort)
         each = vmap(lambda own, part: functional_call(self._base, own, (part,)))
         out: Tensor = each(theta, x.unflatten(0, (cohort, -1)))
         return out.flatten(0, 1).flatten(1)
+
+    def _one_by_one(self, theta: Theta, x: Tensor, train: bool) -> Tensor:
+        """The same, whatever the network: a forward pass for each client."""
+        cohort = len(next(iter(theta.values()))) if theta else 1
+        theta = self._prepared(theta, train, len(x) // cohort)
+        rows = [{key: value[c] for key, value in theta.items()} for c in range(cohort)]
+        parts = zip(rows, x.chunk(cohort), strict=True)
+        return torch.cat([functional_call(self._base, own, (part,)).flatten(1) for own, part in parts])
+
+    def _prepared(self, theta: Theta, train: bool, batch: int) -> Theta:
+        """Puts the base into training or out of it; gives what can be written into it."""
+        self._base.train(train)
+        if train and batch == 1 and self.mixes_samples:
+            # One sample has no variance, and a client may have no more: it goes by the running statistics.
+            for layer in self._base.modules():
+                if isinstance(layer, BATCH_NORM):
+                    layer.eval()
+        # A view without gradient: batch norm writes into its buffers, and a leaf that wants gradients forbids that.
+        return {key: value.detach() if key in self._buffers else value for key, value in theta.items()}
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        """Inputs (B, ...) in an order in memory that the network can take."""
+        return channels_last(x) if self._channels_last else x.flatten().view(x.shape)
 
     def logits(self, params: Params, x: Tensor, *, train: bool = False) -> Tensor:
         """The whole network's output (C, B, classes)."""
@@ -184,19 +217,74 @@ class Model:
         return base.eval()
 
     def check(self, x: Tensor) -> None:
-        """Refuses a network whose output is not its head applied to the base's output, on a few inputs (B, ...)."""
-        with torch.no_grad():
+        """Refuses a network that cannot be trained on inputs like these few (B, ...).
+
+        Its output must be its head applied to the base's output, and it must not be random. Also finds out how it can
+        be run: where a cohort would not get what its clients get alone, they go one by one from now on.
+        """
+        for name, weight in self._module.named_parameters():
+            if not weight.requires_grad:
+                raise UserError(
+                    f"The weights {name!r} are frozen (requires_grad=False), but a network is trained as a whole: leave "
+                    "frozen layers out of it and give them to Federation.through, or unfreeze them."
+                )
+        shape = tuple(x.shape[1:])
+        picked = take_rows(x, torch.arange(len(x)))  # in memory as batches are
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = torch.get_rng_state()
             try:
                 expected = self._module.eval()(x)
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise UserError(f"The network does not take inputs of shape {tuple(x.shape[1:])}: {error}") from error
-            try:
-                actual = apply_head(self.initial.w, self.features(self.initial.theta, x.unsqueeze(0))[0])
-                last = expected.shape == actual.shape and torch.allclose(expected, actual, atol=1e-4)
-            except (RuntimeError, ValueError, IndexError):
-                last = False
+            except FAILURES as error:
+                raise UserError(f"The network does not take inputs of shape {shape}: {error}") from error
+            if isinstance(expected, Tensor) and not bool(expected.isfinite().all()):
+                raise UserError(
+                    "The network's outputs are not finite: look for NaN in the inputs and in its weights, and "
+                    "normalise inputs that are very large."
+                )
+            last = self._ends_in_head(picked, expected)
+            if not last:
+                self._channels_last = False  # x.view(...) wants images in the plain order
+                last = self._ends_in_head(picked, expected)
+            if last:
+                try:
+                    self._compare(picked)
+                except FAILURES as error:
+                    raise UserError(f"The network cannot be trained on inputs of shape {shape}: {error}") from error
+            if not torch.equal(before, torch.get_rng_state()):
+                raise UserError(
+                    "The network draws from a global generator, so runs could not be repeated: set dropout to 0 "
+                    "wherever it is, and take no RReLU or noise."
+                )
         if not last:
             raise UserError(f"The head {self.head!r} must be the last thing that the network computes; name another.")
+
+    def _ends_in_head(self, x: Tensor, expected: Tensor) -> bool:
+        try:
+            h = self._one_by_one(tree.expand(self.initial.theta, 1), self._ordered(x), False)
+            return _close(apply_head(self.initial.w, h), expected)
+        except FAILURES:
+            return False
+
+    def _compare(self, x: Tensor) -> None:
+        """Runs a cohort of two, the second with other weights, one by one and together."""
+        theta = {
+            key: torch.stack([value, value if key in self._buffers else value.flatten().roll(1).view_as(value)])
+            for key, value in self.initial.theta.items()
+        }
+        both = self._ordered(take_rows(x, torch.arange(len(x)).repeat(2)))
+        for train in (True, False):
+            own = tree.map(torch.clone, theta)
+            alone = self._one_by_one(own, both, train)
+            # What training writes into a buffer must not come of padding, or of a step that a client does not take.
+            self.mixes_samples |= any(not torch.equal(own[key], theta[key]) for key in self._buffers & theta.keys())
+            self._apart[train] = False
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "There is a performance drop")  # if so, training will say it
+                    together = self._forward(tree.map(torch.clone, theta), both, train)
+                self._apart[train] = not all(map(_close, together.chunk(2), alone.chunk(2)))
+            except FAILURES:
+                self._apart[train] = True
 
 
 def apply_head(w: Tensor, h: Tensor) -> Tensor:
@@ -208,6 +296,31 @@ def apply_head(w: Tensor, h: Tensor) -> Tensor:
         logits: Tensor = apply_head(w.flatten(1, 2), h).unflatten(-1, w.shape[1:3]).movedim(-2, 1)
         return logits
     return h @ w[..., :-1].mT + w[..., -1].unsqueeze(-2)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether these are equal but for rounding, which goes with the size of the numbers."""
+    return a.shape == b.shape and bool(((a - b).abs() <= ROUNDING * b.abs().max()).all())
+
+
+def _refuse(module: nn.Module) -> None:
+    """Says of a network that cannot be trained here why not."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise UserError("Dropout draws from a global generator, so runs could not be repeated: set p=0.")
+        if isinstance(layer, BATCH_NORM) and not layer.track_running_stats:
+            raise UserError(f"Batch norm is used by its running statistics: set track_running_stats=True in {name!r}.")
+        # Hooks write a plain tensor in the place of the weights that they compute.
+        made = [key for key, value in vars(layer).items() if isinstance(value, Tensor)]
+        if any({f"{key}_orig", f"{key}_g"} & layer._parameters.keys() for key in made):
+            raise UserError(
+                f"The layer {name!r} computes its weights in a hook (spectral_norm, weight_norm or prune of "
+                "torch.nn.utils), which cannot be trained here: use torch.nn.utils.parametrizations, or remove it."
+            )
+    seen: dict[int, str] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if seen.setdefault(id(value), name) != name:
+            raise UserError(f"{seen[id(value)]!r} and {name!r} are the same tensor; give each layer one of its own.")
 
 
 def _without(module: nn.Module, name: str) -> nn.Module:

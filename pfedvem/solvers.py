@@ -171,12 +171,13 @@ class Descent(Generic[V]):
     def step(self, loss: Callable[[V, Batch], Tensor], batch: Batch) -> None:
         """One step on the loss of each client (A,); clients that are not active in the batch stay where they are."""
         leaves = [leaf[: batch.clients] for leaf in tree.leaves(self._variables)]
-        trained = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
-        if not trained:  # a network that is its head alone has no base to train
+        if not leaves:  # a network that is its head alone has no base to train
             return
-        found = torch.autograd.grad(
-            loss(tree.rebuild(self._variables, leaves), batch).sum(), trained, allow_unused=True
-        )
+        trained = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
+        total = loss(tree.rebuild(self._variables, leaves), batch).sum()
+        if not total.requires_grad:  # of a base without weights, whose buffers the forward pass has changed
+            return
+        found = torch.autograd.grad(total, trained, allow_unused=True)
         pairs = [(leaf.detach(), grad) for leaf, grad in zip(trained, found, strict=True) if grad is not None]
         # Fused updates walk through memory in order, whatever a tensor's strides.
         gradient = [grad.contiguous() for _, grad in pairs]

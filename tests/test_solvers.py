@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfedvem import tree
+from pfedvem.algorithms import METHODS
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Params
 from pfedvem.rng import Rng
+from pfedvem.simulation.fit import fit
 from pfedvem.solvers import Batch, as_batch, count, minibatches, nll, sgd
 from tests.conftest import blobs, small_network
 
@@ -116,3 +118,12 @@ def test_nll_of_several_samples_of_the_head_is_one_loss_each() -> None:
     assert losses.shape == (2, 5)
     expected = torch.nn.functional.cross_entropy(logits[1, 3], y[1], reduction="sum")
     torch.testing.assert_close(losses[1, 3], expected)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "pfedvem"])
+def test_a_base_that_has_buffers_alone_learns_its_statistics(method: str) -> None:
+    network = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+    result = fit(METHODS[method](), network, blobs((9, 8)), rounds=1, participation=1.0, workers=1)
+    found = next(leaf for name, leaf in tree.named(result.state.server).items() if name.endswith("running_mean"))
+    assert bool(found.isfinite().all())
+    assert bool((found != 0).all())  # where it started
