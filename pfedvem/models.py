@@ -225,8 +225,8 @@ class Model:
         for name, weight in self._module.named_parameters():
             if not weight.requires_grad:
                 raise UserError(
-                    f"The weights {name!r} are frozen (requires_grad=False), but a network is trained as a whole: leave "
-                    "frozen layers out of it and give them to Federation.through, or unfreeze them."
+                    f"The weights {name!r} are frozen (requires_grad=False), but a network is trained as a whole: "
+                    "leave frozen layers out of it and give them to Federation.through, or unfreeze them."
                 )
         shape = tuple(x.shape[1:])
         picked = take_rows(x, torch.arange(len(x)))  # in memory as batches are

@@ -145,7 +145,7 @@ def test_networks_that_cannot_work_are_refused_with_the_reason(
 
 def test_a_network_that_is_frozen_can_be_used_and_not_trained() -> None:
     model = Model(nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3)))
-    with pytest.raises(UserError, match="'0.weight' are frozen .* Federation.through"):
+    with pytest.raises(UserError, match=r"'0.weight' are frozen .* Federation.through"):
         model.check(torch.randn(2, 4))
 
 
