@@ -285,7 +285,7 @@ def test_a_method_may_have_a_setting_that_is_none(model: Model, federation: Fede
 def test_a_score_of_an_earlier_round_is_not_in_a_later_mean(
     model: Model, federation: Federation, tmp_path: Path
 ) -> None:
-    options = {"participation": 0.5, "eval_every": 1, "workers": 1, "algorithm": PFedVEM(lr_head=0.01)}
+    options: dict[str, Any] = {"participation": 0.5, "eval_every": 1, "workers": 1, "algorithm": PFedVEM(lr_head=0.01)}
     fit(model=model, federation=federation, rounds=1, out=tmp_path, **options)
     some = fit(model=model, federation=federation, rounds=3, out=tmp_path, resume=True, eval_clients=2, **options)
     assert int((~some.state.scores.accuracy.isnan()).sum()) == 2
