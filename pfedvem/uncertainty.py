@@ -73,8 +73,13 @@ class Prediction:
         return pd.DataFrame({key: value if key == "prediction" else value.numpy() for key, value in columns.items()})
 
     def against(self, y: Any) -> Calibration:
-        """How right the predictions are, given the labels: numbers, or names of classes."""
-        labels = torch.from_numpy(label_numbers(np.asarray(y), self.classes, "The data"))
+        """How right the predictions are, given the labels as the data has them: numbers, or names of classes.
+
+        Those of a federation (``federation.test.y``), or any other tensor, are places among the classes.
+        """
+        places = tuple(str(place) for place in range(len(self.classes)))
+        names = places if isinstance(y, Tensor) else self.classes
+        labels = torch.from_numpy(label_numbers(np.asarray(y), names, "The data"))
         if len(labels) != len(self.probabilities):
             raise UserError(f"There are {len(labels)} labels for {len(self.probabilities)} predictions.")
         return calibration(self.probabilities, labels, self.entropy)

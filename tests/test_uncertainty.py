@@ -181,6 +181,12 @@ def test_predictions_are_judged_by_numbers_and_by_names() -> None:
         made.against([0, 1, 1, 2])
 
 
+def test_labels_of_a_federation_are_places_also_where_classes_are_called_by_other_numbers() -> None:
+    made = Prediction(P, torch.zeros(4), None, ("1", "2"))
+    assert made.against(torch.tensor([0, 1, 1, 0])).accuracy == made.against([1, 2, 2, 1]).accuracy == 0.75
+    assert made.against(torch.ones(4, dtype=torch.long)).accuracy == made.against([2, 2, 2, 2]).accuracy
+
+
 def test_a_head_alone_is_a_network_too() -> None:
     model = Model(nn.Linear(4, 3))
     params = Params({}, torch.randn(3, 5))
