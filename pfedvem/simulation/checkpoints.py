@@ -12,8 +12,9 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from pfedvem.errors import Damaged, UserError
 from pfedvem.guard import Counts
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Scores
+
+if sys.platform != "win32":
+    import fcntl
 
 FORMAT = 2  # 1 had no checksum of the manifest and is still read
 KEPT = 2
@@ -280,15 +284,31 @@ def write(path: Path, content: bytes) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two commands may write the same table
+    partial = path.with_name(f".{path.name}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(partial, content)
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        with _alone(path.parent):
+            try:
+                write(partial, content)
+                os.replace(partial, path)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process after the other: two commands may write the same table."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some disks on a network know no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync(folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from pfedvem import tree
 from pfedvem.algorithms import METHODS
 from pfedvem.data.federation import Federation
+from pfedvem.errors import UserError
 from pfedvem.models import Model
 from pfedvem.simulation import checkpoints, store
 from pfedvem.simulation.fit import fit
@@ -73,21 +75,30 @@ def test_a_checkpoint_is_a_file_that_safetensors_reads(model: Model, federation:
     assert torch.equal(stored["clients.params.w"], result.state.clients.params.w)
 
 
-def test_two_processes_that_write_the_same_file_do_not_make_each_other_fail(
+def test_two_that_write_the_same_file_do_so_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, write, others = tmp_path / "table.csv", checkpoints.write, [4711]
+    path, write, failed = tmp_path / "table.csv", checkpoints.write, []
+
+    def other() -> None:
+        try:
+            checkpoints.replace(path, b"theirs")
+        except UserError as error:
+            failed.append(error)
+
+    thread = Thread(target=other)
 
     def interrupted(partial: Path, content: bytes) -> None:
         write(partial, content)
-        if others:  # before this one is put in place, another process writes the whole of the same file
-            with monkeypatch.context() as patched:
-                patched.setattr(os, "getpid", others.pop)
-                checkpoints.replace(path, b"theirs")
+        if content == b"ours":  # before this one is put in place, another has all the time to write the same file
+            thread.start()
+            thread.join(0.3)
 
     monkeypatch.setattr(checkpoints, "write", interrupted)
     checkpoints.replace(path, b"ours")
-    assert path.read_bytes() == b"ours"
+    thread.join()
+    assert not failed
+    assert path.read_bytes() == b"theirs"
     assert list(tmp_path.iterdir()) == [path]
 
 
