@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from pfedvem.experiments.reproduce import Found, Record, Reproduction
 from pfedvem.experiments.run import as_file
@@ -118,6 +118,7 @@ def _sizes_panel(axis: Axes, cells: Sequence[Cell], reproduction: Reproduction) 
         middle, level = running_mean(np.log(sizes), scores)
         axis.plot(np.exp(middle), level, color=_nth(i), lw=2, label=cell.line.title)
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
 
@@ -162,7 +163,7 @@ def _densities(reproduction: Reproduction, folder: Path, key: str, label: str, *
         _plain(axis, "y")
     for axis in axes[len(numbers) :]:
         axis.set_visible(False)
-    axes[0].legend(*_entries(axes), frameon=False, fontsize=8)
+    figure.legend(*_entries(axes), loc="outside lower center", ncols=min(4, len(shown)), frameon=False, fontsize=8)
     _save(figure, folder, reproduction.study.name)
     about = "Gaussian kernel densities over the clients of all seeds."
     return [(reproduction.study.name, reproduction.study.title, about)]
