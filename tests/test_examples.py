@@ -14,6 +14,7 @@ from pfedvem.cli import main
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_ditto_passes_the_conformance_suite_as_the_documentation_runs_it() -> None:
     command = [sys.executable, "-m", "pytest", "--pyargs", "pfedvem.conformance", "--method", "examples.ditto:Ditto"]
     ran = subprocess.run([*command, "-q", "-p", "no:cacheprovider"], cwd=ROOT, capture_output=True, text=True)
