@@ -108,6 +108,19 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
+def try_each(makers: list[Callable[[], Federation]]) -> None:
+    """Each makes a federation that is as it should be, or says in words why not; a warning is neither."""
+    for make in makers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                found = make()
+            except UserError as error:
+                assert str(error).strip()
+            else:
+                check(found)
+
+
 @given(frame=frames())
 def test_a_table_is_a_federation_or_is_refused(frame: pd.DataFrame) -> None:
     makers: list[Callable[[], Federation]] = [
@@ -115,13 +128,7 @@ def test_a_table_is_a_federation_or_is_refused(frame: pd.DataFrame) -> None:
         lambda: Federation.from_datasets({"one": frame}),
         lambda: Federation.from_datasets([frame, frame], label="label", standardise=True),
     ]
-    for make in makers:
-        try:
-            found = make()
-        except UserError as error:
-            assert str(error).strip()
-        else:
-            check(found)
+    try_each(makers)
 
 
 TYPES: list[Any] = [np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_, np.complex64, ">f4", "U3"]
@@ -151,15 +158,7 @@ def test_arrays_are_a_federation_or_are_refused(x: Any, y: Any) -> None:
         lambda: Federation.from_clients([(x, y, x, y)]),
         lambda: from_arrays(x, y, x, y, clients=1, partition="iid"),
     ]
-    for make in makers:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                found = make()
-            except UserError as error:
-                assert str(error).strip()
-            else:
-                check(found)
+    try_each(makers)
 
 
 def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
