@@ -21,7 +21,7 @@ from pfedvem import DataSettings, Guard, Progress, fit, load_federation
 from pfedvem.attacks import ATTACKS, hostile, mislabelled
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import load
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Setup, score_general
 

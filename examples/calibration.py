@@ -19,7 +19,8 @@ import numpy as np
 from pfedvem import DataSettings, Federation, Local, Result, fit, load_federation, tree
 from pfedvem.data.federation import Split
 from pfedvem.experiments.config import load
-from pfedvem.models import Params, Posterior, build
+from pfedvem.models import Params, Posterior
+from pfedvem.networks import build
 from pfedvem.uncertainty import calibration, predictor
 
 METHODS = ("pfedvem", "pfedbayes", "fedper", "fedavg")

@@ -56,7 +56,7 @@ from pfedvem.experiments.config import Config
 from pfedvem.experiments.config import load as load_config
 from pfedvem.experiments.studies import Cell, grid, study
 from pfedvem.flower import keeping, watch, wire
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.report.html import folders, make
 from pfedvem.report.inspect import inspection, inspection_view
 from pfedvem.report.reproduction import reproduction_view, table_csv

@@ -31,7 +31,8 @@ from pfedvem.data.federation import ClientData
 from pfedvem.data.inputs import Inputs
 from pfedvem.data.own import label_numbers, read
 from pfedvem.errors import Damaged, UserError
-from pfedvem.models import Model, Params, Posterior, build
+from pfedvem.models import Model, Params, Posterior
+from pfedvem.networks import build
 from pfedvem.rng import SERVER, START, Rng
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import one_thread

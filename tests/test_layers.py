@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfedvem.layers import PATCH_CHANNELS, cohort_layers, weight_gradient
-from pfedvem.models import cnn6, lenet, mlp
+from pfedvem.networks import cnn6, lenet, mlp
 
 
 def body(network: nn.Module) -> nn.Sequential:

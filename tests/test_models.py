@@ -16,7 +16,8 @@ from pfedvem import tree
 from pfedvem.algorithms import METHODS, FedAvg, PFedMe
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
-from pfedvem.models import NETWORKS, Model, Params, apply_head, build
+from pfedvem.models import Model, Params, apply_head
+from pfedvem.networks import NETWORKS, build
 from pfedvem.simulation.executors import cohorts
 from pfedvem.simulation.fit import fit
 from pfedvem.simulation.work import Job, Setup

@@ -19,7 +19,7 @@ from pfedvem.data.federation import Federation
 from pfedvem.data.settings import DataSettings
 from pfedvem.flower import Settings, client_app, serve
 from pfedvem.flower.local import LocalGrid
-from pfedvem.models import mlp
+from pfedvem.networks import mlp
 
 SITES, ROUNDS, DELTA = 10, 20, 1e-5
 

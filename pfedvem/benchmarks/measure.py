@@ -25,7 +25,7 @@ from pfedvem.benchmarks import plain
 from pfedvem.data import from_arrays
 from pfedvem.data.federation import Federation
 from pfedvem.experiments.presets import preset
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.rng import Rng, uploaders
 from pfedvem.simulation.executors import Processes, Sequential, Vectorised, cohorts, one_thread
 from pfedvem.simulation.rounds import Progress, State, perform_all, plan, play, start

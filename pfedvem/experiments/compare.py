@@ -25,7 +25,7 @@ from pfedvem.data import load_federation
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config, Tree, load, read
 from pfedvem.experiments.run import run
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.report.compare import write_tables
 from pfedvem.report.logs import Logs
 from pfedvem.simulation import checkpoints

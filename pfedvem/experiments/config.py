@@ -18,7 +18,7 @@ from pfedvem.data.settings import DataSettings
 from pfedvem.errors import UserError
 from pfedvem.experiments.presets import preset
 from pfedvem.guard import Guard
-from pfedvem.models import NETWORKS
+from pfedvem.networks import NETWORKS
 
 Tree = dict[str, Any]
 Sections = dict[str, list[str]]

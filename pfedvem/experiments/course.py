@@ -8,7 +8,7 @@ from pfedvem import tree
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Setup, score_general
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pfedvem.algorithms.local import Local
 from pfedvem.data import Federation, load_federation
 from pfedvem.experiments.config import Config
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.report.logs import Logs
 from pfedvem.report.plots import draw_run
 from pfedvem.simulation.fit import fit

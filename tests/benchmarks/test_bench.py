@@ -17,7 +17,7 @@ from pfedvem.benchmarks.run import chosen, read_figures
 from pfedvem.cli.app import app
 from pfedvem.data import from_arrays
 from pfedvem.errors import UserError
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.simulation.rounds import start
 from pfedvem.simulation.work import Job, Setup, perform
 

@@ -26,7 +26,7 @@ from pfedvem.data import load_federation
 from pfedvem.data.settings import DataSettings
 from pfedvem.flower.keys import make_keys
 from pfedvem.flower.new import new_app
-from pfedvem.models import build
+from pfedvem.networks import build
 from pfedvem.simulation.fit import fit
 
 pytestmark = pytest.mark.deployment

@@ -11,7 +11,7 @@ from pfedvem.data import load_federation
 from pfedvem.data.federation import Federation
 from pfedvem.data.settings import DataSettings
 from pfedvem.flower import client_app, server_app
-from pfedvem.models import mlp
+from pfedvem.networks import mlp
 
 
 def data(context: Context) -> Federation:
