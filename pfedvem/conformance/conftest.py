@@ -32,6 +32,10 @@ def algorithm(request: pytest.FixtureRequest) -> AnyAlgorithm:
 
 @pytest.fixture
 def model() -> Model:
+    return small_network()
+
+
+def small_network() -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return Model(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfedvem import tree
 from pfedvem.algorithms import AnyAlgorithm, FedAvg
-from pfedvem.conformance.conftest import drifting
+from pfedvem.conformance.conftest import drifting, small_network
 from pfedvem.data.federation import Federation, Split
 from pfedvem.models import Model
 from pfedvem.rng import Rng, uploaders
@@ -24,6 +24,7 @@ from pfedvem.simulation.rounds import Progress, State, one_round, simulate, star
 from pfedvem.simulation.work import Job, Setup, perform, score, score_clients
 
 PARTICIPATION = 0.4
+LEARNERS = [40, 30, 50, 20]
 
 
 def one(setup: Setup, state: State | None = None, *, evaluate: bool = False) -> State:
@@ -280,20 +281,27 @@ def test_the_seed_decides(algorithm: AnyAlgorithm, model: Model, federation: Fed
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_it_learns(algorithm: AnyAlgorithm, model: Model) -> None:
+@pytest.fixture(scope="session")
+def averaged() -> float:
+    """How well FedAvg's model does on clients' own data under concept drift."""
+    drift = drifting(LEARNERS)
+    setup = Setup(FedAvg(lr=0.05), small_network(), drift, 0)
+    server = several(setup, 30, place=Vectorised(setup)).server
+    scores = score_clients(setup, tree.expand(server, len(drift)), tuple(range(len(drift))))
+    return float(scores.accuracy.mean())
+
+
+def test_it_learns(algorithm: AnyAlgorithm, model: Model, averaged: float) -> None:
     """Under concept drift personalised models beat FedAvg's on clients' own data; without it global models learn."""
-    sizes = [40, 30, 50, 20]
-    drift = drifting(sizes)
+    drift = drifting(LEARNERS)
     if algorithm.personalised:
-        state = several(Setup(algorithm, model, drift, 0), algorithm.default_rounds or 30)
-        setup = Setup(FedAvg(lr=0.05), model, drift, 0)
-        averaged = several(setup, 30).server
-        plain = score_clients(setup, tree.expand(averaged, len(sizes)), tuple(range(len(sizes))))
-        assert float(state.scores.accuracy.mean()) > float(plain.accuracy.mean()) + 0.1
+        setup = Setup(algorithm, model, drift, 0)
+        state = several(setup, algorithm.default_rounds or 30, place=Vectorised(setup))
+        assert float(state.scores.accuracy.mean()) > averaged + 0.1
     else:
         same = replace(drift, shards=drift.shards[::2])
         setup = Setup(algorithm, model, same, 0)
-        general = algorithm.general(several(setup, 25).server)
+        general = algorithm.general(several(setup, 25, place=Vectorised(setup)).server)
         assert general is not None
         test = torch.cat([same.test_indices(j) for j in range(len(same))])
         one_client = tree.expand(general, 1)
