@@ -169,7 +169,8 @@ def reproduce(
     """
     progress = progress or Progress()
     runs = [(cell, cell.names[i], cell.configs[i]) for i in range(_seeds(cells)) for cell in cells]
-    records = {name: record for _, name, config in runs if (record := finished(config, _file(out, name))) is not None}
+    found = ((name, finished(config, _file(out, name), as_it_is=finished_only)) for _, name, config in runs)
+    records = {name: record for name, record in found if record is not None}
     missing = [run for run in runs if run[1] not in records and not finished_only]
     if finished_only and not records:
         raise UserError(f"None of these runs is finished in {out}; leave out --finished to run them.")
@@ -206,10 +207,11 @@ def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Rec
     return record
 
 
-def finished(config: Config, file: Path) -> Record | None:
+def finished(config: Config, file: Path, *, as_it_is: bool = False) -> Record | None:
     """A finished run's record, or None where there is none; a run of other settings there is an error.
 
-    One that was evaluated in more rounds than are asked for serves as well.
+    One that was evaluated in more rounds than are asked for serves as well. One in fewer does ``as_it_is``, or where
+    there is only a global model, which is followed from round to round in any case.
     """
     if not file.exists():
         return None
@@ -221,11 +223,12 @@ def finished(config: Config, file: Path) -> Record | None:
         raise UserError(f"{file} is damaged ({error}): delete it, and it is run again.") from error
     except ValueError as error:
         raise UserError(f"{file} is damaged: delete it, and it is run again.") from error
-    free = (FREE - {"rounds"}) | ({"eval_every"} if config.eval_every == 0 else set())
+    enough = config.eval_every == 0 or not config.algorithm.personalised
+    free = (FREE - {"rounds"}) | ({"eval_every"} if enough else set())
     keys = sorted({*was, *now} - free)
     differing = [f"{key} (was {was.get(key)!r}, now {now.get(key)!r})" for key in keys if was.get(key) != now.get(key)]
     if differing == [f"eval_every (was 0, now {config.eval_every})"]:
-        return None  # the same run, but its course is wanted too
+        return record if as_it_is else None  # the same run, but its course is wanted too
     if differing:
         raise UserError(
             f"{file} is a run of other settings: {', '.join(differing)}. Delete it or choose another --out."

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from pfedvem.experiments.reproduce import Found, Record, Reproduction
+from pfedvem.experiments.reproduce import OFTEN, Found, Record, Reproduction
 from pfedvem.experiments.run import as_file
 from pfedvem.experiments.studies import MEASURES, Cell
 from pfedvem.report.plots import GM, PM, density, save
@@ -189,26 +189,35 @@ def convergence(reproduction: Reproduction, folder: Path) -> Drawn:
         folder,
         _convergence_panel,
         ("communication round", "test accuracy (%)"),
-        "Mean over seeds with one standard error. PM where the method has one, GM otherwise (dashed).",
+        "Mean over seeds with one standard error. PM where it was evaluated in several rounds, GM otherwise (dashed).",
     )
 
 
 def _convergence_panel(axis: Axes, cells: Sequence[Cell], reproduction: Reproduction) -> None:
     for i, cell in enumerate(cells):
-        runs = [run["history"] for run in reproduction.of(cell)]
+        runs = [_followed(run) for run in reproduction.of(cell)]
         if not runs:
             continue
-        key = "pm" if runs[0][-1]["pm"] is not None else "gm"
-        rounds = [line["round"] for line in runs[0]]
-        values = np.array([[line[key] for line in history] for history in runs], dtype=float)
-        mean, style = values.mean(0), "-" if key == "pm" else "--"
+        personal, course = runs[0]
+        courses = [other for kind, other in runs if kind == personal]
+        rounds = [number for number in course if all(number in other for other in courses)]
+        values = np.array([[other[number] for number in rounds] for other in courses], dtype=float)
+        mean, style = values.mean(0), "-" if personal else "--"
         if len(rounds) == 1:  # Local trains once
             axis.axhline(mean[0], color=_nth(i), lw=1.2, ls=":", label=cell.line.title)
             continue
         axis.plot(rounds, mean, style, color=_nth(i), lw=1.6, label=cell.line.title)
-        if len(runs) > 1:
-            sem = values.std(0, ddof=1) / np.sqrt(len(runs))
+        if len(courses) > 1:
+            sem = values.std(0, ddof=1) / np.sqrt(len(courses))
             axis.fill_between(rounds, mean - sem, mean + sem, color=_nth(i), alpha=0.15, linewidth=0)
+
+
+def _followed(run: Record) -> tuple[bool, dict[int, float]]:
+    """The accuracy that a run has of several rounds, by the number of the round, and whether it is that of the PM."""
+    pm = {int(line["round"]): line["pm"] for line in run["history"] if line["pm"] is not None}
+    gm = {int(number): value for number, value in run.get("gm_by_round", {}).items()}
+    regular = {number: value for number, value in gm.items() if number % OFTEN == 0 or number == max(gm)}
+    return (True, pm) if len(pm) > 1 or not regular else (False, regular)
 
 
 def _panels(reproduction: Reproduction, folder: Path, paint: Paint, labels: tuple[str, str], about: str) -> Drawn:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -241,13 +242,51 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> No
 
 
 def test_a_run_that_was_evaluated_more_often_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, cells = tiny(methods=("fedavg",))
-    often = grid(chosen, seeds=1, flags={**TINY, "eval_every": 1}, assignments=["fedavg.epochs=1"])
+    chosen, cells = tiny(methods=("fedper",))
+    often = grid(chosen, seeds=1, flags={**TINY, "eval_every": 1})
     reproduce(chosen, cells, tmp_path)
+    assert len(reproduce(chosen, often, tmp_path, finished_only=True).of(often[0])[0]["history"]) == 1
     found = reproduce(chosen, often, tmp_path)
     assert len(found.of(often[0])[0]["history"]) == 2
     monkeypatch.setattr(module, "train", no_training)
     assert len(reproduce(chosen, cells, tmp_path).of(cells[0])[0]["history"]) == 2
+
+
+def test_convergence_of_a_global_model_needs_no_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, cells = tiny(methods=("fedavg",))
+    reproduce(chosen, cells, tmp_path)
+    monkeypatch.setattr(module, "train", no_training)
+    figure = study("fig-convergence", ["digits"], ["fedavg"], [4])
+    (cell,) = grid(figure, seeds=1, flags=TINY, assignments=["fedavg.epochs=1"])
+    assert reproduce(figure, [cell], tmp_path).of(cell)[0]["gm_by_round"]
+
+
+def test_convergence_shows_the_accuracy_that_was_followed(tmp_path: Path, pictures: dict[str, Figure]) -> None:
+    """PM where it was evaluated in several rounds, else the course of the GM; of several seeds the rounds of all."""
+    cells = grid(
+        study("fig-convergence", ["digits"], ["local", "pfedvem", "fedper", "fedavg"], [4]), seeds=2, flags=TINY
+    )
+    often, once = [{"round": 5, "pm": 80.0}, {"round": 7, "pm": 90.0}], [{"round": 7, "pm": 85.0}]
+    none = [{"round": 7, "pm": None}]
+    gm = {"5": 60.0, "6": 61.0, "7": 62.0}
+    kept = {"local": (once, {}), "pfedvem": (once, gm), "fedper": (often, {}), "fedavg": (none, gm)}
+    records = {
+        name: {"history": kept[cell.line.key][0], "gm_by_round": kept[cell.line.key][1]}
+        for cell in cells
+        for name in cell.names
+    }
+    draw(Reproduction(STUDIES["fig-convergence"], tuple(cells), records), tmp_path)
+    lines = {str(line.get_label()): line for line in pictures["fig-convergence-digits"].axes[0].lines}
+    shown = {
+        label: (line.get_linestyle(), np.asarray(line.get_ydata(), dtype=float).tolist())
+        for label, line in lines.items()
+    }
+    assert shown == {
+        "Local": (":", [85.0, 85.0]),
+        "pFedVEM": ("--", [60.0, 62.0]),
+        "FedPer": ("-", [80.0, 90.0]),
+        "FedAvg": ("--", [60.0, 62.0]),
+    }
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
