@@ -139,16 +139,18 @@ class Adam:
         beta1, beta2, epsilon = 0.9, 0.999, 1e-8
         self._first = self._first or [torch.zeros_like(g) for g in gradient]
         self._second = self._second or [torch.zeros_like(g) for g in gradient]
+        first = [m[: len(g)] for m, g in zip(self._first, gradient, strict=True)]
+        second = [m[: len(g)] for m, g in zip(self._second, gradient, strict=True)]
         self._steps += 1
         if idle is not None:
-            _stop(idle, gradient + self._first)
-        torch._foreach_lerp_(self._first, gradient, 1 - beta1)
-        torch._foreach_mul_(self._second, beta2)
-        torch._foreach_addcmul_(self._second, gradient, gradient, 1 - beta2)
-        scale = list(torch._foreach_div(self._second, 1 - beta2**self._steps))
+            _stop(idle, gradient + first)
+        torch._foreach_lerp_(first, gradient, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradient, gradient, 1 - beta2)
+        scale = list(torch._foreach_div(second, 1 - beta2**self._steps))
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, epsilon)
-        torch._foreach_addcdiv_(variables, self._first, scale, -self._lr / (1 - beta1**self._steps))
+        torch._foreach_addcdiv_(variables, first, scale, -self._lr / (1 - beta1**self._steps))
 
 
 def _stop(idle: Tensor, tensors: Iterable[Tensor]) -> None:
@@ -198,7 +200,12 @@ def sgd(
     momentum: float = 0.0,
 ) -> V:
     """SGD from ``start``, one step a batch, on the loss of each client (C,)."""
-    descent = Descent(start, Momentum(lr, momentum))
+    return descend(loss, start, batches, Momentum(lr, momentum))
+
+
+def descend(loss: Callable[[V, Batch], Tensor], start: V, batches: Iterable[Batch], rule: Rule) -> V:
+    """Steps by this rule from ``start``, one a batch, on the loss of each client (C,)."""
+    descent = Descent(start, rule)
     for batch in batches:
         descent.step(loss, batch)
     return descent.value

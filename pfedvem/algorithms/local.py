@@ -1,6 +1,6 @@
 """Local: every client trains alone, from the same initial weights; nothing is sent.
 
-    w_j = SGD on f_j from w_j
+    w_j = SGD or Adam on f_j from w_j
 
 As the paper lets it, each client chooses its own learning rate and batch size: it trains once with each on a part of
 its training data, keeps what predicts the rest best, and trains with that on all of it. Test data plays no part.
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from pfedvem import tree
-from pfedvem.algorithms.base import Algorithm, nothing, train_network
+from pfedvem.algorithms.base import Algorithm, network_loss, nothing
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
 from pfedvem.rng import Rng
-from pfedvem.solvers import as_batch
+from pfedvem.solvers import Adam, Momentum, as_batch, descend, minibatches
 
 several = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,))
 Rates = Annotated[tuple[Annotated[float, Field(gt=0)], ...], several]
@@ -55,7 +55,8 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
         default=(10, 50, 100), min_length=1, description="batch sizes to choose from, each at least 1 (B)"
     )
     epochs: int = Field(default=20, ge=1, description="epochs a round")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum; it does not outlive a round")
+    optimiser: Literal["sgd", "adam"] = Field(default="sgd", description="SGD as in the other methods, or Adam")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of SGD; it does not outlive a round")
     validation: float = Field(
         default=0.2, gt=0, lt=1, description="share of a client's training data that the choice is made on"
     )
@@ -86,9 +87,9 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
 
     def _train(self, model: Model, start: Params, data: ClientData, rng: Rng, candidate: int) -> Params:
         lr, batch_size = self.candidates[candidate]
-        return train_network(
-            model, start, data, rng, lr=lr, epochs=self.epochs, batch_size=batch_size, momentum=self.momentum
-        )
+        rule = Adam(lr) if self.optimiser == "adam" else Momentum(lr, self.momentum)
+        steps = minibatches(data, rng.stream("batches"), batch_size=batch_size, epochs=self.epochs)
+        return descend(network_loss(model), start, steps, rule)
 
     def _choose(self, model: Model, start: Params, data: ClientData, rng: Rng) -> Tensor:
         """The candidate (C,) with the best accuracy on held-out training data, the lowest loss where they tie."""
