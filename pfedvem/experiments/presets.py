@@ -41,8 +41,8 @@ ALGORITHMS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar10", "pfedbayes"): {"lr": 1e-3, "sigma": 0.03, "lam": 0.01},
     # Published with the paper's code.
     ("cifar100", "pfedvem"): {"batch_size": 50, "lr_base": 1e-2, "head_epochs": 20},
-    # A guess by the paper's numbers, since it names no optimiser: its learning rates for Local, 1e-3 and 1e-4, fit Adam.
-    # By SGD the smallest clients hardly move in 20 epochs (docs/RESULTS.md).
+    # A guess by the paper's numbers, since it names no optimiser: its learning rates for Local, 1e-3 and 1e-4, fit
+    # Adam; by SGD the smallest clients hardly move in 20 epochs (docs/RESULTS.md).
     **{(name, "local"): {"optimiser": "adam"} for name in ("fmnist", "cifar10", "cifar100", "sun397", "digit5")},
     # As published for pFedVEM's base, which the paper says are FedAvg's; not searched.
     ("cifar100", "fedavg"): {"lr": 1e-2, "batch_size": 50},
