@@ -59,6 +59,10 @@ class Rng:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def take(self, rows: Sequence[int]) -> Rng:
+        """The randomness of some of the clients: each has the numbers that it has among all."""
+        return Rng(self._seed, self._round, [self.clients[row] for row in rows], self._device)
+
     def stream(self, purpose: str) -> Stream:
         """Starts the stream of a purpose; asking twice for the same purpose gives the same numbers."""
         streams = [generator(self._seed, purpose, round=self._round, client=j) for j in self.clients]

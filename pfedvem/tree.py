@@ -94,8 +94,11 @@ def first(tree: T, clients: int) -> T:
 
 def put(tree: T, clients: Sequence[int], rows: T) -> T:
     """A copy of ``tree`` in which these clients' rows are replaced."""
-    index = torch.tensor(clients, dtype=torch.long)
-    return map(lambda leaf, new: leaf.index_copy(0, index, new), tree, rows)
+
+    def replaced(leaf: Tensor, new: Tensor) -> Tensor:
+        return leaf.index_copy(0, torch.tensor(clients, dtype=torch.long, device=leaf.device), new)
+
+    return map(replaced, tree, rows)
 
 
 def write(tree: T, clients: Sequence[int], rows: T) -> None:

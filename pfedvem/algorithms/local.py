@@ -81,8 +81,9 @@ class Local(Algorithm[None, Client, None, None, Tensor]):
             choice = choice.where(chosen, self._choose(model, client.params, data, rng))
         params = client.params
         for candidate in sorted(set(choice.tolist())):
-            trained = self._train(model, client.params, data, rng, candidate)
-            params = tree.where(choice == candidate, trained, params)
+            rows = torch.nonzero(choice == candidate)[:, 0].tolist()
+            trained = self._train(model, tree.take(params, rows), data.take(rows), rng.take(rows), candidate)
+            params = tree.put(params, rows, trained)
         return Client(params, choice), None
 
     def _train(self, model: Model, start: Params, data: ClientData, rng: Rng, candidate: int) -> Params:

@@ -13,7 +13,7 @@ from torch import nn
 from pfedvem import tree
 from pfedvem.algorithms import FedAvg, Local
 from pfedvem.algorithms.base import NetworkUp
-from pfedvem.data.federation import Federation
+from pfedvem.data.federation import ClientData, Federation
 from pfedvem.models import Model, Params
 from pfedvem.rng import START, Rng
 from pfedvem.solvers import minibatches
@@ -101,6 +101,26 @@ def test_local_chooses_what_predicts_held_out_training_data_best(model: Model, f
     direct, _ = chosen.adapt(model, None, start, blind.cohort(clients), Rng(0, 0, clients))
     for a, b in zip(tree.leaves(after.params), tree.leaves(direct.params), strict=True):
         torch.testing.assert_close(a, b)  # trained on all of its data in the end
+
+
+def test_local_trains_each_client_once_by_what_it_chose(model: Model, federation: Federation) -> None:
+    trained = []
+
+    class Watched(Local):
+        def _train(self, model: Model, start: Params, data: ClientData, rng: Rng, candidate: int) -> Params:
+            trained.append((candidate, rng.clients, data.sizes))
+            return super()._train(model, start, data, rng, candidate)
+
+    algorithm, clients = Watched(lr=(0.01, 0.05), epochs=2, batch_size=(5,)), [3, 1, 0, 2]
+    start = algorithm.client_init(model, None, Rng(0, START, clients))
+    chosen = replace(start, choice=torch.tensor([1, 0, 1, 0]))
+    after, _ = algorithm.adapt(model, None, chosen, federation.cohort(clients), Rng(0, 0, clients))
+    assert trained == [(0, (1, 2), (12, 1)), (1, (3, 0), (23, 7))]
+    for row, (j, lr) in enumerate(zip(clients, (0.05, 0.01, 0.05, 0.01), strict=True)):
+        expected = plain_training(model, federation, j, lr, 2).state_dict()
+        own = tree.map(lambda leaf, row=row: leaf[row], after.params)
+        for key, value in model.module(own).state_dict().items():
+            torch.testing.assert_close(value, expected[key])
 
 
 def test_local_sends_nothing(model: Model, federation: Federation) -> None:

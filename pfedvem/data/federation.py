@@ -70,6 +70,11 @@ class ClientData:
         """The sizes n_j as float32 (C,), for weighing."""
         return torch.tensor(self.sizes, dtype=torch.float32, device=self.x.device)
 
+    def take(self, rows: Sequence[int]) -> ClientData:
+        """The data of some of the clients, padded to the largest of them."""
+        sizes = tuple(self.sizes[row] for row in rows)
+        return ClientData(self.x[list(rows), : max(sizes)], self.y[list(rows), : max(sizes)], sizes)
+
     def select(self, samples: Sequence[Indices]) -> ClientData:
         """Only these samples of each client, padded to the most."""
         sizes = np.array([len(chosen) for chosen in samples])
