@@ -10,6 +10,7 @@ The personalised model is theta_j, a value of its own; the global model is w.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -19,8 +20,8 @@ from pfedvem import tree
 from pfedvem.algorithms.base import NetworkUp, OneNetwork, network_loss
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params
-from pfedvem.rng import Rng
-from pfedvem.solvers import Descent, Momentum, random_batches
+from pfedvem.rng import Rng, Stream
+from pfedvem.solvers import Batch, Descent, Momentum, minibatches, random_batches
 
 
 class PFedMe(OneNetwork):
@@ -36,6 +37,7 @@ class PFedMe(OneNetwork):
     lr_personal: float = Field(default=1e-2, gt=0, description="learning rate of theta_j")
     lam: float = Field(default=15.0, gt=0, description="weight of the proximal term (lambda)")
     steps: int = Field(default=20, ge=1, description="local rounds, each on a new batch (R)")
+    epochs: int = Field(default=0, ge=0, description="if not 0, so many passes over the data in place of R batches")
     inner_steps: int = Field(default=5, ge=1, description="gradient steps on theta_j a batch (K)")
     batch_size: int = Field(default=10, ge=1, description="batch size (B)")
     beta: float = Field(default=1.0, gt=0, description="how far the server moves to the mean")
@@ -50,18 +52,27 @@ class PFedMe(OneNetwork):
     def contribute(
         self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
     ) -> tuple[NetworkUp, Tensor, Params]:
-        w = theta = tree.expand(down, len(rng))
+        start = tree.expand(down, len(rng))
+        inner, outer = Descent(start, Momentum(self.lr_personal)), Descent(start, Momentum(self.lr))
+        theta, w = inner.value, outer.value
 
         def proximal(params: Params) -> Tensor:
-            return self.lam / 2 * tree.squared_distance(params, w)  # the w of the moment
+            return self.lam / 2 * tree.squared_distance(params, tree.first(w, len(params.w)))  # the w of the moment
 
-        loss, descent = network_loss(model, proximal), Descent(theta, Momentum(self.lr_personal))
-        for batch in random_batches(data, rng.stream("batches"), batch_size=self.batch_size, steps=self.steps):
+        def to_theta(params: Params, batch: Batch) -> Tensor:
+            return self.lam / 2 * tree.squared_distance(params, tree.first(theta, batch.clients))
+
+        loss = network_loss(model, proximal)
+        for batch in self._batches(data, rng.stream("batches")):
             for _ in range(self.inner_steps):
-                descent.step(loss, batch)
-            theta = descent.value
-            w = tree.add(w, tree.add(w, theta, -1.0), -self.lr * self.lam)
+                inner.step(loss, batch)
+            outer.step(to_theta, batch)
         return NetworkUp(w, data.n), client, theta
+
+    def _batches(self, data: ClientData, order: Stream) -> Iterator[Batch]:
+        if self.epochs:
+            return minibatches(data, order, batch_size=self.batch_size, epochs=self.epochs)
+        return random_batches(data, order, batch_size=self.batch_size, steps=self.steps)
 
     def merge(self, server: Params, ups: NetworkUp) -> Params:
         mean = super().merge(server, ups)

@@ -330,6 +330,16 @@ def test_pfedme_finds_the_proximal_point_and_moves_w_to_it(
     assert value(personal) != value(up.params)
 
 
+def test_pfedme_in_passes_takes_a_step_a_batch_and_stops_where_a_client_has_no_more() -> None:
+    """Sizes 4 and 1 in batches of one, five times: the first client takes 20 local rounds, the second 5."""
+    settings: dict[str, Any] = {"lr": 0.005, "lam": 15, "lr_personal": 0.01, "batch_size": 1}
+    model, down = Quadratic(1), Quadratic.at(1)
+    up, _, theta = contribute(PFedMe(epochs=5, **settings), model, down, clients([2, 2], [3, 3], [4, 1]))
+    few, _, few_theta = contribute(PFedMe(steps=5, **settings), model, down, clients([2], [3]))
+    assert value(up.params) == pytest.approx([1.303955, *value(few.params)], abs=2e-5)
+    assert value(theta) == pytest.approx([1.482319, *value(few_theta)], abs=2e-5)
+
+
 def test_pfedmes_server_moves_by_beta_to_the_plain_mean() -> None:
     up, _, _ = contribute(PFedMe(), Quadratic(1), Quadratic.at(1), clients([2, 2], [3, 3], [1, 9]))
     mean = sum(value(up.params)) / 2
