@@ -28,8 +28,9 @@ from pfedvem.simulation.work import Job, Outcome, Setup, perform
 PADDING = 1.5  # how much larger than its clients' data a cohort may be by its padding
 PADDED_SAMPLES = 4096  # about so many samples are trained together, so that small clients make large cohorts
 FEWEST, MOST = 8, 64  # clients in a cohort of large and of small ones; more no longer fit a CPU's cache
+CONVOLUTIONS = 4  # by how much a cohort is smaller for convolutions, which fill a CPU's cache sooner and gain little
 ACCELERATOR = 8  # by how much a cohort may be larger on an accelerator
-SHARES = 8  # no cohort has more of a job's samples than one in so many, so that all workers have something to do
+SHARES = 8  # unless asked to, no cohort has more of a job's samples than one in so many: all workers get something
 ATTEMPTS = 3  # how often workers that died are replaced in a round
 
 
@@ -153,7 +154,8 @@ def cohorts(setup: Setup, jobs: Sequence[Job], most: int | None = None) -> list[
     out = []
     for job in jobs:
         ordered = sorted(job.clients, key=lambda j: (-sizes[j], j))
-        share = sum(sizes[j] for j in ordered) / SHARES
+        shares = SHARES if most is None and setup.device == "cpu" else 1
+        share = sum(sizes[j] for j in ordered) / shares
         cohort: list[int] = []
         samples = work = 0
         for j in ordered:
@@ -172,8 +174,10 @@ def cohorts(setup: Setup, jobs: Sequence[Job], most: int | None = None) -> list[
 
 
 def _limit(setup: Setup, largest: int) -> int:
-    scale = 1 if setup.device == "cpu" else ACCELERATOR
-    return scale * max(FEWEST, min(MOST, PADDED_SAMPLES // largest))
+    if setup.device != "cpu":
+        return ACCELERATOR * max(FEWEST, min(MOST, PADDED_SAMPLES // largest))
+    scale = CONVOLUTIONS if setup.model.convolutional else 1
+    return max(FEWEST // scale, min(MOST, PADDED_SAMPLES // scale // largest))
 
 
 @contextmanager

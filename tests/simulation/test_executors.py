@@ -62,11 +62,29 @@ def test_processes_give_bit_for_bit_the_numbers_of_one_process(model: Model, coh
             assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs), part
 
 
-@given(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=60), most=st.sampled_from([None, 1, 4]))
-def test_cohorts_have_every_client_once_and_little_padding(sizes: list[int], most: int | None) -> None:
+def of_sizes(sizes: list[int], model: Model) -> Setup:
     shards = tuple(Shard(str(j), np.arange(n), (np.arange(1),), ()) for j, n in enumerate(sizes))
     nobody = Split(torch.zeros(max(sizes), 4), torch.zeros(max(sizes), dtype=torch.long))
-    setup = Setup(METHODS["fedavg"](), small_network(), Federation("sizes", nobody, nobody, shards, ("a", "b", "c")), 0)
+    return Setup(METHODS["fedavg"](), model, Federation("sizes", nobody, nobody, shards, ("a", "b", "c")), 0)
+
+
+def test_the_work_is_shared_out_among_workers_unless_cohorts_are_asked_for() -> None:
+    setup, jobs = of_sizes([50] * 40, small_network()), [Job(0, tuple(range(40)))]
+    assert [len(job.clients) for job in cohorts(setup, jobs)] == [5] * 8
+    assert [len(job.clients) for job in cohorts(setup, jobs, 64)] == [40]
+    assert [len(job.clients) for job in cohorts(replace(setup, device="cuda"), jobs)] == [40]
+
+
+def test_convolutions_go_in_smaller_cohorts_on_a_processor() -> None:
+    sizes, jobs = [2000] * 64, [Job(0, tuple(range(64)))]
+    images = Model(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Flatten(), torch.nn.Linear(2, 3)))
+    assert {len(job.clients) for job in cohorts(of_sizes(sizes, small_network()), jobs)} == {8}
+    assert {len(job.clients) for job in cohorts(of_sizes(sizes, images), jobs)} == {2}
+
+
+@given(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=60), most=st.sampled_from([None, 1, 4]))
+def test_cohorts_have_every_client_once_and_little_padding(sizes: list[int], most: int | None) -> None:
+    setup = of_sizes(sizes, small_network())
     half = len(sizes) // 2
     jobs = [Job(0, tuple(range(half)), upload=True), Job(0, tuple(range(half, len(sizes))))]
     found = cohorts(setup, [job for job in jobs if job.clients], most)
