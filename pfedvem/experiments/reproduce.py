@@ -25,7 +25,7 @@ from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import load_source
 from pfedvem.errors import Damaged, UserError
 from pfedvem.experiments.compare import Measure, Summary, measure
-from pfedvem.experiments.config import Config
+from pfedvem.experiments.config import Config, merged
 from pfedvem.experiments.course import RECENT, Probe, refuse_divergence
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
@@ -218,7 +218,9 @@ def finished(config: Config, file: Path, *, as_it_is: bool = False) -> Record | 
     try:
         record: Record = checkpoints.unsealed(file.read_bytes())
         _Kept.model_validate(record)
-        was, now = flat(record["config"]), flat(config.dump())
+        # What the run's file does not name came into the method later, and was as it is by default.
+        default = type(config.algorithm).model_construct().model_dump(mode="json")
+        was, now = flat(merged({"algorithm": default}, record["config"])), flat(config.dump())
     except Damaged as error:
         raise UserError(f"{file} is damaged ({error}): delete it, and it is run again.") from error
     except ValueError as error:

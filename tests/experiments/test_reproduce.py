@@ -35,6 +35,7 @@ from pfedvem.report.reproduction import (
     write_reproduction,
     write_tables,
 )
+from pfedvem.simulation.checkpoints import sealed, unsealed
 from pfedvem.simulation.fit import Interrupted
 from pfedvem.simulation.rounds import State
 from tests.test_cli import call
@@ -239,6 +240,23 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> No
     (tmp_path / "runs" / f"{cells[0].names[0]}.json").write_text("{")
     with pytest.raises(UserError, match=r"is damaged \(it is no JSON.*delete it"):
         reproduce(chosen, cells, tmp_path)
+
+
+def test_a_setting_that_came_later_had_its_default_in_earlier_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, cells = tiny(methods=("fedavg",))
+    reproduce(chosen, cells, tmp_path)
+    file = tmp_path / "runs" / f"{cells[0].names[0]}.json"
+    record = unsealed(file.read_bytes())
+    del record["config"]["algorithm"]["momentum"]
+    file.write_bytes(sealed(json.dumps(record)))
+    monkeypatch.setattr(module, "train", no_training)
+    assert len(reproduce(chosen, cells, tmp_path).of(cells[0])) == 1
+    with pytest.raises(UserError, match=r"algorithm.momentum \(was 0.9, now 0.5\)"):
+        reproduce(
+            chosen, grid(chosen, seeds=1, flags=TINY, assignments=["fedavg.epochs=1", "fedavg.momentum=0.5"]), tmp_path
+        )
 
 
 def test_a_run_that_was_evaluated_more_often_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
