@@ -19,7 +19,7 @@ run: setup
 	$(VENV)/bin/pfedvem run
 
 test-slow: setup
-	$(VENV)/bin/python -m pytest -m slow
+	$(VENV)/bin/python -m pytest -m slow --timeout 3600
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -30,7 +30,7 @@ test: lint
 	$(VENV)/bin/python -m pytest -n 2
 
 test-flower: setup
-	$(VENV)/bin/python -m pytest -m deployment tests/flower
+	$(VENV)/bin/python -m pytest -m deployment --timeout 3600 tests/flower
 
 audit:  # known weaknesses of the packages that the tests run with; asks a database on the network
 	$(PYTHON) -m venv build/audit

@@ -30,8 +30,8 @@ from pfedvem.experiments.plan import Plan
 from pfedvem.experiments.run import train
 from pfedvem.experiments.trials import Attempt, Found, Record, Trials
 from pfedvem.report.sweep import write_sweep
-from pfedvem.simulation.executors import follow
 from pfedvem.simulation.rounds import Progress, State, Together
+from pfedvem.simulation.workers import follow
 
 OnChange = Callable[[Found], None]
 POLL = 0.5  # seconds between two looks at what other processes have done

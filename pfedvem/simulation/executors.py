@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
 import pickle
-import signal
 import sys
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +19,7 @@ import torch
 from pfedvem import tree
 from pfedvem.errors import UserError
 from pfedvem.simulation.work import Job, Outcome, Setup, perform
+from pfedvem.simulation.workers import Died, Worker
 
 PADDING = 1.5  # how much larger than its clients' data a cohort may be by its padding
 PADDED_SAMPLES = 4096  # about so many samples are trained together, so that small clients make large cohorts
@@ -31,7 +27,8 @@ FEWEST, MOST = 8, 64  # clients in a cohort of large and of small ones; more no 
 CONVOLUTIONS = 4  # by how much a cohort is smaller for convolutions, which fill a CPU's cache sooner and gain little
 ACCELERATOR = 8  # by how much a cohort may be larger on an accelerator
 SHARES = 8  # unless asked to, no cohort has more of a job's samples than one in so many: all workers get something
-ATTEMPTS = 3  # how often workers that died are replaced in a round
+ATTEMPTS = 3  # how often a cohort is tried whose worker dies
+KEEP_DYING = "Workers keep dying, perhaps for want of memory: try fewer --workers, then --resume."
 
 
 class Executor(ABC):
@@ -50,10 +47,10 @@ class Executor(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(error is not None)
+        self.close()
 
-    def close(self, failed: bool) -> None:  # noqa: B027 - most executors have nothing to end
-        """Ends the workers, at once where the run has failed."""
+    def close(self) -> None:  # noqa: B027 - most executors have nothing to end
+        """Ends the workers."""
 
 
 class Vectorised(Executor):
@@ -77,7 +74,7 @@ class Sequential(Vectorised):
 
 
 class Processes(Executor):
-    """Cohorts in workers of one thread each; the data is shared with them, not copied (on Linux).
+    """Cohorts in workers of one thread each.
 
     With the same cohorts, bit for bit the results of one process, since every worker does the same arithmetic. A
     worker that dies is replaced and its cohort done again.
@@ -85,38 +82,52 @@ class Processes(Executor):
 
     def __init__(self, setup: Setup, workers: int, cohort: int | None = None) -> None:
         super().__init__(setup)
-        self._workers, self._cohort = workers, cohort
+        self._count, self._cohort = workers, cohort
+        self.workers: list[Worker] = []
         _ = setup.federation.prepared  # before workers are forked, so that all share it
-        self._pool = self._start()
 
     def run(self, down: Any, clients: Any, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        sent = pickle.dumps(down)  # as plain bytes: PyTorch would open a shared file for each of its tensors
-        left = cohorts(self.setup, jobs, self._cohort)
-        for _ in range(ATTEMPTS):
-            try:
-                tasks = {self._submit(sent, clients, job): job for job in left}
-                for done in as_completed(tasks):
-                    outcome: Outcome = pickle.loads(done.result())
-                    left.remove(tasks[done])
-                    yield outcome
-                return
-            except BrokenProcessPool:
-                self.close(failed=True)
-                self._pool = self._start()
-        raise UserError("Workers keep dying, perhaps for want of memory: try fewer --workers, then --resume.")
+        sent, busy, done = pickle.dumps(down), dict[Connection, tuple[Worker, Job, int]](), list[Outcome]()
+        left = deque((job, 1) for job in cohorts(self.setup, jobs, self._cohort))
+        try:
+            while left or busy:
+                for worker in self._idle(busy, len(left)):
+                    job, attempt = left.popleft()
+                    busy[worker.pipe] = worker, job, attempt
+                    worker.begin(sent, tree.take(clients, job.clients), job)
+                yield from done  # while workers are at their next cohorts
+                done.clear()
+                for pipe in wait(list(busy)):
+                    worker, job, attempt = busy[pipe]  # type: ignore[index]
+                    try:
+                        done.append(worker.finish())
+                    except Died:
+                        if attempt == ATTEMPTS:
+                            raise UserError(KEEP_DYING) from None
+                        left.appendleft((job, attempt + 1))
+                        self._end(worker)
+                    del busy[worker.pipe]
+            yield from done
+        finally:  # do not wait for clients whose results nobody wants any more
+            for worker, _, _ in busy.values():
+                self._end(worker)
 
-    def close(self, failed: bool) -> None:
-        if failed:  # do not wait for clients whose results nobody wants any more
-            for process in list((self._pool._processes or {}).values()):
-                process.kill()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self) -> None:
+        while self.workers:
+            self._end(self.workers[-1])
 
-    def _submit(self, sent: bytes, clients: Any, job: Job) -> Future[bytes]:
-        return self._pool.submit(_work, sent, pickle.dumps((tree.take(clients, job.clients), job)))
+    def _idle(self, busy: Container[Connection], most: int) -> list[Worker]:
+        """At most so many workers that have nothing to do; they are started when they are first needed."""
+        idle = [worker for worker in self.workers if worker.pipe not in busy][:most]
+        while len(idle) < most and len(self.workers) < self._count:
+            self.workers.append(Worker(self.setup))
+            idle.append(self.workers[-1])
+        return idle
 
-    def _start(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        return ProcessPoolExecutor(self._workers, context, _start_worker, (self.setup, os.getpid()))
+    def _end(self, worker: Worker) -> None:
+        worker.end()
+        if worker in self.workers:  # Ctrl-C may come here too, and it is then ended twice
+            self.workers.remove(worker)
 
 
 def executor(setup: Setup, name: str = "auto", workers: int | None = None, cohort: int | None = None) -> Executor:
@@ -189,36 +200,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-_setup: Setup  # of a worker
-
-
-def _start_worker(setup: Setup, parent: int) -> None:
-    global _setup
-    _setup = setup
-    torch.set_num_threads(1)
-    _keep_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=follow, args=(parent,), daemon=True).start()
-
-
-def _keep_memory() -> None:
-    """Keeps freed memory in the process: giving it back after every step and asking again costs page faults."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # another C library than GNU's
-            mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: from so many bytes on, memory is asked for and given back each time
-            mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: so many bytes may lie free
-
-
-def follow(parent: int) -> None:
-    """Ends a process whose parent was killed; nobody else would."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _work(down: bytes, task: bytes) -> bytes:
-    client, job = pickle.loads(task)
-    return pickle.dumps(perform(_setup, pickle.loads(down), client, job))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,65 @@ def test_workers_that_keep_dying_are_an_error_that_says_what_to_do(model: Model,
         run(place, rounds=1)
 
 
+def test_half_an_answer_of_a_worker_that_was_killed_is_not_waited_for(
+    model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parent, killed, send = os.getpid(), tmp_path / "killed", Connection._send  # type: ignore[attr-defined]
+
+    def break_off(pipe: Any, message: bytes, **options: Any) -> None:
+        if os.getpid() != parent and not killed.exists():
+            killed.touch()
+            send(pipe, message[: len(message) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(pipe, message, **options)
+
+    setup = Setup(METHODS["pfedvem"](), model, federation, 0)
+    expected = run(Vectorised(setup))
+    monkeypatch.setattr(Connection, "_send", break_off)
+    with Processes(setup, 2) as place:
+        survived = run(place)
+    assert killed.exists()
+    assert all(
+        torch.equal(a, b) for a, b in zip(tree.leaves(expected.server), tree.leaves(survived.server), strict=True)
+    )
+
+
+class Odd(Exception):
+    """An error that goes into a pipe and does not come out of it."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(UserError("too hot"), UserError), (KeyError("too hot"), KeyError), (Odd(3, 4), RuntimeError)]
+)
+def test_an_error_in_a_worker_is_raised_and_says_where_it_was(
+    model: Model, federation: Federation, error: Exception, kind: type[Exception]
+) -> None:
+    class Failing(PFedVEM):
+        def adapt(self, *args: Any) -> Any:
+            raise error
+
+    with Processes(Setup(Failing(), model, federation, 0), 2) as place, pytest.raises(kind) as raised:
+        run(place, rounds=1)
+    told = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert "in adapt" in told
+    assert str(error) in told
+
+
+def test_what_was_begun_and_not_waited_for_is_not_taken_for_what_comes_next(model: Model) -> None:
+    setup = Setup(METHODS["fedavg"](), model, blobs((5,) * 8), 0)
+    state, jobs = start(setup), [Job(0, tuple(range(8)), upload=True)]
+    with Processes(setup, 2, 1) as place:
+        begun = place.run(state.server, state.clients, jobs)
+        next(begun)
+        begun.close()  # type: ignore[attr-defined]
+        later = list(place.run(state.server, state.clients, [replace(jobs[0], round=1)]))
+    assert sorted(j for outcome in later for j in outcome.job.clients) == list(range(8))
+    assert {outcome.job.round for outcome in later} == {1}
+
+
 ORPHANS = """
 import os, torch
 from pfedvem import FedAvg
@@ -171,7 +231,7 @@ if __name__ == "__main__":
     setup = Setup(FedAvg(), small_network(), blobs((5, 5)), 0)
     place, state = Processes(setup, 2), start(setup)
     list(place.run(state.server, state.clients, [Job(0, (0, 1), True, False)]))
-    print(*place._pool._processes, flush=True)
+    print(*(worker.pid for worker in place.workers), flush=True)
     input()
 """
 
