@@ -147,6 +147,11 @@ def add(a: T, b: T, scale: float = 1.0) -> T:
     return map(lambda x, y: x + scale * y, a, b)
 
 
+def towards(a: T, b: T, share: float) -> T:
+    """From ``a`` this share of the way to ``b``, which 1 reaches exactly; whole numbers (counters) are those of b."""
+    return b if share == 1 else map(lambda x, y: torch.lerp(x, y, share) if x.is_floating_point() else y, a, b)
+
+
 def squared_distance(a: T, b: T) -> Tensor:
     """|a_j - b|^2 over all leaves, (C,); ``b`` may lack the client dimension."""
     pairs = zip(leaves(a), leaves(b), strict=True)

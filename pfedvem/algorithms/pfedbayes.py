@@ -119,8 +119,7 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
         return Up(carry, data.n), client, carry
 
     def merge(self, server: Belief, ups: Up) -> Belief:
-        mean = tree.weighted_mean(ups.w, self.weigh(ups.n))
-        return tree.add(server, tree.add(mean, server, -1.0), self.beta)
+        return tree.towards(server, tree.weighted_mean(ups.w, self.weigh(ups.n)), self.beta)
 
     def personal(
         self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng

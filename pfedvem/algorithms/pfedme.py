@@ -75,8 +75,7 @@ class PFedMe(OneNetwork):
         return random_batches(data, order, batch_size=self.batch_size, steps=self.steps)
 
     def merge(self, server: Params, ups: NetworkUp) -> Params:
-        mean = super().merge(server, ups)
-        return tree.add(server, tree.add(mean, server, -1.0), self.beta)
+        return tree.towards(server, super().merge(server, ups), self.beta)
 
     def personal(
         self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng

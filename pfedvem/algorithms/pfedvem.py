@@ -83,6 +83,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     samples: int = Field(default=5, ge=1, description="Monte-Carlo samples of the head a step (K)")
     scale: float = Field(default=1.0, ge=1e-6, le=1e3, description="initial sigma; the first confidence is 1 / scale^2")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of both; it does not outlive a round")
+    beta: float = Field(default=1.0, gt=0, le=1, description="how far the server moves to what is merged")
     confidence: Literal["both", "uncertainty", "deviation"] = Field(
         default="both", description="terms of tau (ablations)"
     )
@@ -136,7 +137,8 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         return Up(client.q.mu, carry.tau, theta, data.n), client, Carry(carry.tau, theta)
 
     def merge(self, server: Server, ups: Up) -> Server:
-        return Server(tree.weighted_mean(ups.mu, ups.tau), tree.weighted_mean(ups.theta, ups.n))
+        merged = Server(tree.weighted_mean(ups.mu, ups.tau), tree.weighted_mean(ups.theta, ups.n))
+        return tree.towards(server, merged, self.beta)
 
     def bounds(self, down: Server, ups: Up) -> dict[str, Tensor]:
         """A confidence is credible where others have nearly as much, and where the head that was sent is near w.

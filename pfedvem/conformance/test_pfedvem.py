@@ -129,6 +129,17 @@ def test_with_equal_confidence_clients_weigh_equally() -> None:
     assert merged.theta["a"].item() == 0.75
 
 
+def test_the_server_moves_by_beta_to_what_is_merged() -> None:
+    mu = torch.tensor([[[0.0, 3.0]], [[2.0, 5.0]]])
+    theta = {"a": torch.tensor([0.0, 1.0]), "seen": torch.tensor([4, 8])}
+    up = Up(mu, torch.tensor([4.0, 4.0]), theta, torch.tensor([1.0, 3.0]))
+    before = Server(torch.tensor([[5.0, 8.0]]), {"a": torch.tensor(1.75), "seen": torch.tensor(3)})
+    after = PFedVEM(beta=0.25).merge(before, up)
+    assert after.w.tolist() == [[4.0, 7.0]]
+    assert after.theta["a"].item() == 1.5
+    assert after.theta["seen"].item() == 7  # a counter of batches, say
+
+
 @pytest.mark.parametrize("terms", ["uncertainty", "deviation"])
 def test_an_ablation_sends_the_confidence_of_its_one_term(model: Model, federation: Federation, terms: str) -> None:
     algorithm = PFedVEM.model_validate({"confidence": terms, "lr_head": 0.01})
