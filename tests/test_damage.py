@@ -351,7 +351,7 @@ def test_nothing_is_loaded_by_pickle() -> None:
     }
     # The process executor pickles what it sends between processes that it has started itself, through pipes that no
     # one else can write to: that is our own memory and never a file or the network.
-    assert found == {"simulation/executors.py": ["pickle"]}
+    assert found == {"simulation/workers.py": ["pickle"]}
 
 
 LINES = ["import pickle", "from joblib import load", "torch.load(f)", "torch.load(f, weights_only=False)", "np.load(f)"]

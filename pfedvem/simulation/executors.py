@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,7 +18,7 @@ import torch
 from pfedvem import tree
 from pfedvem.errors import UserError
 from pfedvem.simulation.work import Job, Outcome, Setup, perform
-from pfedvem.simulation.workers import Died, Worker
+from pfedvem.simulation.workers import Died, Worker, packed
 
 PADDING = 1.5  # how much larger than its clients' data a cohort may be by its padding
 PADDED_SAMPLES = 4096  # about so many samples are trained together, so that small clients make large cohorts
@@ -87,7 +86,7 @@ class Processes(Executor):
         _ = setup.federation.prepared  # before workers are forked, so that all share it
 
     def run(self, down: Any, clients: Any, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        sent, busy, done = pickle.dumps(down), dict[Connection, tuple[Worker, Job, int]](), list[Outcome]()
+        sent, busy, done = packed(down), dict[Connection, tuple[Worker, Job, int]](), list[Outcome]()
         left = deque((job, 1) for job in cohorts(self.setup, jobs, self._cohort))
         try:
             while left or busy:

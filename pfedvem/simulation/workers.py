@@ -28,6 +28,14 @@ class Died(Exception):
     """The worker has ended, whatever it was at."""
 
 
+def packed(down: Any) -> bytes:
+    """What the server sends, as bytes that all workers can be given.
+
+    Plain ones: PyTorch would open a shared file for each of its tensors.
+    """
+    return pickle.dumps(down)
+
+
 class Worker:
     """A process of one thread, in which the data of the federation is shared, not copied (on Linux)."""
 
@@ -47,7 +55,6 @@ class Worker:
         """Hands over a job and the clients as they are; what the server sends, only once a round."""
         news = None if down is self._down else down
         self._down = down
-        # As plain bytes: PyTorch would open a shared file for each of its tensors.
         with suppress(OSError):  # it is found dead when its answer is read
             self.pipe.send_bytes(pickle.dumps((news, clients, job)))
 
