@@ -51,12 +51,12 @@ def _table(path: Path, inputs: Inputs, label: str) -> tuple[Tensor, NDArray[Any]
 
     try:
         frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        labels = None if label in inputs.columns else frame.get(label)
+        if labels is not None and path.suffix == ".csv" and labels.isna().any():  # a class may be called NA or None
+            labels = pd.read_csv(path, usecols=[label], dtype=str, keep_default_na=False)[label]
     except Exception as error:  # whatever the file's bytes make of pandas and its readers
         raise UserError(f"{path} cannot be read as a table: {_said(error)}.") from error
-    x = inputs.read(frame)
-    if label not in frame.columns or label in inputs.columns:
-        return x, None
-    return x, np.array([str(value) for value in frame[label]])
+    return inputs.read(frame), None if labels is None else np.array([str(value) for value in labels])
 
 
 def _arrays(path: Path) -> dict[str, Any]:
