@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.text import Text
 
 from pfedvem.cli.app import Assignments, DataRoot, Executor, Json, Option, Rounds, Seed, Workers, app, given
 from pfedvem.errors import UserError
+
+if TYPE_CHECKING:
+    from pfedvem.experiments.studies import Study
 
 NAMES = (
     "table1, ablation-uncertainty, ablation-deviation, small-clients, limited-data, digit5, fig-accuracy-vs-size, "
@@ -36,7 +39,9 @@ def reproduce(
             "or homo; random or equal."
         ),
     ] = "",
-    seeds: Annotated[int, Option(help="How many seeds: --seed and those that follow it.")] = 5,
+    seeds: Annotated[
+        int | None, Option(help="How many seeds: --seed and those that follow it.", show_default="5")
+    ] = None,
     rounds: Rounds = None,
     seed: Seed = None,
     draws: Annotated[int, Option(help="Random partitions of fig-partition-sizes.")] = 1000,
@@ -66,12 +71,12 @@ def reproduce(
     flags = given(rounds=rounds, seed=seed, executor=executor, workers=workers)
     console, folder = Console(stderr=as_json), out / name
     if name == "fig-partition-sizes":
-        if useless := [f"--{option}" for option in (*flags, *(["finished"] if finished else []))]:
+        if useless := [f"--{option}" for option in (*flags, *given(seeds=seeds, finished=finished or None))]:
             raise UserError(f"{name} trains nothing; leave out {', '.join(useless)}.")
-        _partitions(chosen.datasets, chosen.clients, draws, data_root, assignments or (), folder, console, as_json)
+        _partitions(chosen, draws, data_root, assignments or (), folder, console, as_json)
         return
     flags["data"] = given(root=str(data_root) if data_root is not None else None)
-    cells = grid(chosen, seeds=seeds, flags=flags, assignments=assignments or ())
+    cells = grid(chosen, seeds=5 if seeds is None else seeds, flags=flags, assignments=assignments or ())
     latest: list[Reproduction] = []
 
     def save(reproduction: Reproduction) -> None:
@@ -96,8 +101,7 @@ def reproduce(
 
 
 def _partitions(
-    datasets: tuple[str, ...],
-    clients: tuple[int, ...],
+    chosen: Study,
     draws: int,
     root: Path | None,
     assignments: Sequence[str],
@@ -110,7 +114,7 @@ def _partitions(
 
     from pfedvem.experiments.config import load
     from pfedvem.experiments.reproduce import partition_sizes
-    from pfedvem.experiments.studies import STUDIES, refuse_columns
+    from pfedvem.experiments.studies import refuse_columns
     from pfedvem.report.figures import draw_partition_sizes
     from pfedvem.report.reproduction import write_card
 
@@ -120,13 +124,15 @@ def _partitions(
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with Progress(console=console) as bar:
-        for dataset in datasets:
+        for dataset in chosen.datasets:
             shared = given(dataset=dataset, root=str(root) if root is not None else None)
-            settings = [load(None, {"data": {**shared, "clients": count}}, assignments).data for count in clients]
+            settings = [
+                load(None, {"data": {**shared, "clients": count}}, assignments).data for count in chosen.counts(dataset)
+            ]
             task = bar.add_task(dataset, total=draws * len(settings))
             sizes = partition_sizes(settings, draws, lambda task=task: bar.advance(task))  # type: ignore[misc]
             drawn += draw_partition_sizes(dataset, sizes, draws, folder)
-    write_card(STUDIES["fig-partition-sizes"], folder, command(), [], drawn)
+    write_card(chosen, folder, command(), [], drawn)
     console.print(f"The pictures are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps({"folder": str(folder), "figures": [name for name, _, _ in drawn]}))

@@ -59,6 +59,11 @@ class Study:
     measures: tuple[str, ...] = ("pm", "gm")
     figure: bool = False
     eval_every: int = 0
+    clients_given: bool = False  # by the user, for every data set; else a small one has fewer
+
+    def counts(self, dataset: str) -> tuple[int, ...]:
+        """The numbers of clients that a data set is dealt to."""
+        return tuple(count // (1 if self.clients_given else SMALL.get(dataset, 1)) for count in self.clients)
 
 
 @dataclass(frozen=True)
@@ -192,8 +197,9 @@ def study(
     sets = tuple(dict.fromkeys(datasets)) or chosen.datasets
     if len({as_file(one) for one in sets}) < len(sets):
         raise UserError(f"Of {', '.join(sets)}, two would have the same files: give each a command and an --out.")
-    usual = tuple(count // max(SMALL.get(one, 1) for one in sets) for count in chosen.clients)
-    return replace(chosen, datasets=sets, methods=names or chosen.methods, clients=counts or usual, variants=variants)
+    if counts:
+        chosen = replace(chosen, clients=counts, clients_given=True)
+    return replace(chosen, datasets=sets, methods=names or chosen.methods, variants=variants)
 
 
 def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: Sequence[str] = ()) -> list[Cell]:
@@ -203,7 +209,7 @@ def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: S
     names = list(dict.fromkeys(line.method for line in lines))
     found = []
     for dataset in chosen.datasets:
-        for clients in chosen.clients:
+        for clients in chosen.counts(dataset):
             for variant in chosen.variants or (Variant("", f"{clients} clients"),):
                 dealt = _dealt(variant, dataset)
                 # The published methods believe every upload; here nobody lies.

@@ -60,6 +60,16 @@ def no_training(*_: Any, **__: Any) -> Any:
     raise AssertionError("nothing was to be trained")
 
 
+def test_only_a_small_data_set_has_fewer_clients() -> None:
+    both = grid(study("table1", ["digits", "fmnist"], ["fedavg"]), seeds=1)
+    assert [(cell.dataset, cell.configs[0].data.clients) for cell in both] == [
+        *(("digits", count) for count in (5, 10, 20)),
+        *(("fmnist", count) for count in (50, 100, 200)),
+    ]
+    given = grid(study("table1", ["digits", "fmnist"], ["fedavg"], [40]), seeds=1)
+    assert [cell.configs[0].data.clients for cell in given] == [40, 40]
+
+
 def test_every_number_of_the_papers_tables_has_its_cell() -> None:
     for chosen in STUDIES.values():
         if chosen.figure:
@@ -489,6 +499,7 @@ def test_partitions_are_drawn_with_the_settings_that_were_given(
         ("--set nonsense=1", "There is no setting 'nonsense'"),
         ("--set clients=5", "choose clients by --clients."),
         ("--finished", "fig-partition-sizes trains nothing; leave out --finished."),
+        ("--seeds 5", "fig-partition-sizes trains nothing; leave out --seeds."),
         ("--rounds 3 --workers 2", "fig-partition-sizes trains nothing; leave out --rounds, --workers."),
     ],
 )
