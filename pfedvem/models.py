@@ -319,6 +319,10 @@ def _refuse(module: nn.Module) -> None:
     for name, value in module.state_dict(keep_vars=True).items():
         if seen.setdefault(id(value), name) != name:
             raise UserError(f"{seen[id(value)]!r} and {name!r} are the same tensor; give each layer one of its own.")
+        if value.is_complex():
+            raise UserError(
+                f"{name!r} has complex numbers; give the network its real and imaginary parts (view_as_real)."
+            )
 
 
 def _without(module: nn.Module, name: str) -> nn.Module:

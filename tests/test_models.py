@@ -135,6 +135,11 @@ def test_a_lone_linear_layer_has_the_identity_as_its_base() -> None:
             None,
             "'0.weight' and '1.weight' are the same",
         ),
+        (
+            nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 3)),
+            None,
+            "'0.weight' has complex numbers",
+        ),
     ],
 )
 def test_networks_that_cannot_work_are_refused_with_the_reason(

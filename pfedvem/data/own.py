@@ -80,6 +80,12 @@ def from_clients(clients: Sequence[tuple[Any, Any, Any, Any]], classes: Sequence
     """See ``Federation.from_clients``."""
     if not clients:
         raise UserError("A federation needs at least one client.")
+    for j, four in enumerate(clients):
+        if not isinstance(four, tuple | list) or len(four) != 4:
+            raise UserError(
+                f"Client {j} is not (x_train, y_train, x_test, y_test); Federation.from_datasets takes pairs (x, y), "
+                "and clients by name."
+            )
     train = {f"Client {j}": pair(x, y, f"Client {j}") for j, (x, y, _, _) in enumerate(clients)}
     test = {f"Client {j}": pair(x, y, f"Client {j}") for j, (_, _, x, y) in enumerate(clients)}
     refuse_mixed([*train.items(), *test.items()])

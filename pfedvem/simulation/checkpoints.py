@@ -38,6 +38,7 @@ FORMAT = 2  # 1 had no checksum of the manifest and is still read
 KEPT = 2
 CHUNK = 2**24  # numbers that are written or read at a time
 DTYPES = {
+    torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.float32: "F32",
     torch.float64: "F64",
@@ -150,7 +151,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         put(text)
         for leaf in tensors.values():
             for rows in leaf.reshape(-1).split(CHUNK):
-                put(rows.contiguous().numpy().data.cast("B"))
+                put(rows.contiguous().view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()

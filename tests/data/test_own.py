@@ -334,6 +334,8 @@ PIXELS = torch.zeros(6, 1, 2, 2).byte()
     ("clients", "classes", "message"),
     [
         ([], None, "at least one client"),
+        ([(X, Y)], None, r"Client 0 is not \(x_train, y_train, x_test, y_test\); Federation.from_datasets takes pairs"),
+        ({"a": (X, Y, X, Y)}, None, "Client 0 is not .* clients by name"),
         ([(X, Y, X, Y), (X, Y + 0.7, X, Y)], None, "Client 1 has labels that are no whole numbers"),
         ([(X, Y, X, Y + 0.7)], None, "Client 0 has labels that are no whole numbers"),
         ([(X, Y, X, Y), (X, Y - 1, X, Y)], None, "Client 1 has the label -1; labels are whole numbers from 0 to 2"),

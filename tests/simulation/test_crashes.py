@@ -192,6 +192,18 @@ def test_a_round_that_is_repeated_replaces_its_checkpoint_and_those_of_later_rou
     assert found.round == 100_000
 
 
+def test_a_checkpoint_holds_tensors_of_any_type(model: Model, federation: Federation, tmp_path: Path) -> None:
+    first = fit(PFedVEM(), model, federation, rounds=1, executor="vectorised").state
+    kinds = {name: torch.tensor([[0, 1], [1, 3]]).to(dtype) for dtype, name in checkpoints.DTYPES.items()}
+    checkpoints.save(tmp_path, dataclasses.replace(first, server=kinds, clients=kinds), {})
+    empty = {name: torch.zeros_like(value) for name, value in kinds.items()}
+    found, _ = checkpoints.load(tmp_path, dataclasses.replace(first, server=empty, clients=empty), {})
+    assert found is not None
+    for side in (found.server, found.clients):
+        assert all(torch.equal(side[name], value) for name, value in kinds.items())
+        assert [value.dtype for value in side.values()] == list(checkpoints.DTYPES)
+
+
 def test_a_record_of_the_history_is_encoded_once_however_often_it_is_written(
     model: Model, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
