@@ -11,8 +11,10 @@ from typing import Any
 
 import optuna
 import ray
+from ray.exceptions import RayError, RayTaskError
 
 from pfedvem.data import Federation
+from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config
 from pfedvem.experiments.plan import Plan
 from pfedvem.experiments.sweep import POLL, OnChange, attempt
@@ -45,7 +47,7 @@ def work_on_ray(plan: Plan, out: Path, data: Federation, on_change: OnChange, ad
                     time.sleep(POLL)
                     continue
                 done, _ = ray.wait(list(running), num_returns=1)
-                trial, came = running.pop(done[0]), ray.get(done[0])
+                trial, came = running.pop(done[0]), _came(done[0], out)
                 for record in came.history:
                     trial.report(plan.score(record), int(record["round"] or 0))
                 trials.end(trial, came)
@@ -54,6 +56,19 @@ def work_on_ray(plan: Plan, out: Path, data: Federation, on_change: OnChange, ad
                 on_change(found)
     finally:
         ray.shutdown()
+
+
+def _came(task: Any, out: Path) -> Attempt:
+    try:
+        attempt: Attempt = ray.get(task)
+    except RayTaskError:  # an error of ours
+        raise
+    except RayError as error:  # a process or machine that died, for want of memory say; Ray has tried again by then
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise UserError(
+            f"A trial on Ray died ({reason}); what has ended is kept in {out}. Go on by the same command."
+        ) from error
+    return attempt
 
 
 def _attempt(config: Config, data: Federation) -> Attempt:

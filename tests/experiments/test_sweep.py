@@ -7,6 +7,8 @@ import dataclasses
 import errno
 import json
 import signal
+import subprocess
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -362,6 +364,22 @@ def test_trials_on_ray_are_those_of_this_process(
     assert [(row["settings"], row["scores"], row["reason"]) for row in theirs["trials"]] == [
         (row["settings"], row["scores"], row["reason"]) for row in ours["trials"]
     ]
+
+
+@pytest.mark.slow
+def test_a_trial_that_dies_on_ray_ends_the_sweep_with_a_sentence(
+    start: Start,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_TASK_MAX_RETRIES", "0")
+    process = start(*WORDS.split(), "--rounds", "2000", "--space", "lr=0.1,0.01", "--out", "r", "--ray", "local")
+    while process.poll() is None and subprocess.run(["pkill", "-9", "-f", "^ray::_attempt"]).returncode:
+        time.sleep(0.2)
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert "A trial on Ray died (" in errors
+    assert "Go on by the same command." in errors
 
 
 LONG = (*WORDS.split(), "--rounds", "20", "--space", "lr=0.1,0.09,0.08,0.07,0.06,0.05", "--out", "s")
