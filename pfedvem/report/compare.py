@@ -6,19 +6,14 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
-from pfedvem.report.run import LiveProgress, shown
+from pfedvem.report.run import LiveRuns, shown
 from pfedvem.simulation import checkpoints
-from pfedvem.simulation.rounds import State
 
 if TYPE_CHECKING:  # the comparison itself writes these tables
     from pfedvem.experiments.compare import Comparison, Measure
@@ -122,47 +117,21 @@ def _lines(comparison: Comparison, text: Callable[[str], str], number: Callable[
     return lines
 
 
-class LiveComparison(LiveProgress):
-    """A bar for all runs that are still to do, with the time left, above the bar of the current one."""
+class LiveComparison(LiveRuns):
+    """The progress of the runs of several methods and seeds."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._overall = Bar(
-            TextColumn("all runs"),
-            BarColumn(),
-            TextColumn("{task.fields[done]} of {task.total:.0f} done"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            speed_estimate_period=1e9,  # methods differ in speed: estimate by all that was done
-        )
-        self._live = Live(Group(self._overall, self._bar), console=console)
-        self._all: TaskID | None = None
-        self._cell, self._done, self._rounds = "", 0, 1
-        self._training = False
+        super().__init__(console, "runs")
+        self._cell, self._training = "", False
         self._told: set[tuple[str, str]] = set()
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def cell(self, title: str, done: int, total: int) -> None:
         """A run of this title is next; so many are done."""
-        self._cell, self._done, self._training = title, done, False
-        if self._all is None:
-            self._all = self._overall.add_task("", total=total, done=done)
-        self._overall.update(self._all, completed=done, done=done)
+        self._cell, self._training = title, False
+        self.ended(done, total)
 
     def stage(self, title: str, done: int, rounds: int) -> None:
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._rounds, self._training = rounds, True
+        self._training = True
         super().stage(self._cell, done, rounds)
 
     def note(self, text: str) -> None:
@@ -171,9 +140,3 @@ class LiveComparison(LiveProgress):
         if said not in self._told:
             self._told.add(said)
             super().note(f"{self._cell}: {text}")
-
-    def round(self, state: State) -> None:
-        super().round(state)
-        if self._all is not None:
-            done = self._done + state.round / self._rounds
-            self._overall.update(self._all, completed=done, done=int(done))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -64,6 +65,54 @@ class LiveProgress(Progress):
         last: dict[str, Any] = state.history[-1] if state.history else {}
         scores = "  ".join(f"{key.upper()} {last[key]:.1f}%" for key in ("pm", "gm") if last.get(key) is not None)
         self._bar.update(self._task, completed=state.round, round=state.round, scores=scores)
+
+
+class LiveRuns(LiveProgress):
+    """A bar for many runs, with the time left, above the bar of the current one."""
+
+    def __init__(self, console: Console, what: str, *above: RenderableType) -> None:
+        super().__init__(console)
+        self._overall = Bar(
+            TextColumn(f"all {what}"),
+            BarColumn(),
+            TextColumn("{task.fields[done]} of {task.total:.0f} done"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=1e9,  # they differ in length: estimate by all that was done
+        )
+        self._live = Live(Group(*above, self._overall, self._bar), console=console)
+        self._all: TaskID | None = None
+        self._done, self._rounds = 0, 1
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def ended(self, done: int, total: int) -> None:
+        """So many runs of all are done."""
+        self._done = done
+        if self._all is None:
+            self._all = self._overall.add_task("", total=total, done=done)
+        self._overall.update(self._all, completed=done, done=done)
+
+    def stage(self, title: str, done: int, rounds: int) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._rounds = rounds
+        super().stage(title, done, rounds)
+
+    def round(self, state: State) -> None:
+        super().round(state)
+        if self._all is not None:
+            done = self._done + state.round / self._rounds
+            self._overall.update(self._all, completed=done, done=int(done))
 
 
 def summary_table(result: Result) -> Table:

@@ -7,21 +7,16 @@ import io
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from pfedvem.report.run import LiveProgress, shown
+from pfedvem.report.run import LiveRuns, shown
 from pfedvem.simulation import checkpoints
-from pfedvem.simulation.rounds import State
 
 if TYPE_CHECKING:  # the sweep itself writes these files
     from pfedvem.experiments.plan import Plan, Settings
@@ -120,57 +115,21 @@ def described(settings: Settings) -> str:
     return ", ".join(f"{key} {text(value)}" for key, value in settings.items())
 
 
-class LiveSweep(LiveProgress):
-    """A bar for all trials, with the best so far and the time left, above the bar of the current one."""
+class LiveSweep(LiveRuns):
+    """The progress of trials, and the best so far."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._overall = Bar(
-            TextColumn("all trials"),
-            BarColumn(),
-            TextColumn("{task.fields[done]} of {task.total:.0f} done"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            speed_estimate_period=1e9,  # trials differ in length: estimate by all that was done
-        )
         self._best = Text("best so far: none", style="green", overflow="ellipsis", no_wrap=True)
-        self._live = Live(Group(self._best, self._overall, self._bar), console=console)
-        self._all: TaskID | None = None
-        self._done, self._rounds = 0, 1
+        super().__init__(console, "trials", self._best)
         self._told: set[str] = set()
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def found(self, found: Found) -> None:
         """So much has been found."""
-        self._done, best = len(found.rows), found.best
-        if best is not None:
-            self._best.plain = f"best so far {shown(best.score, 2)}: {described(best.settings)}"
-        if self._all is None:
-            self._all = self._overall.add_task("", total=found.plan.total, completed=self._done, done=self._done)
-        self._overall.update(self._all, completed=self._done, done=self._done)
-
-    def stage(self, title: str, done: int, rounds: int) -> None:
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._rounds = rounds
-        super().stage(title, done, rounds)
+        if found.best is not None:
+            self._best.plain = f"best so far {shown(found.best.score, 2)}: {described(found.best.settings)}"
+        self.ended(len(found.rows), found.plan.total)
 
     def note(self, text: str) -> None:
         if text not in self._told:  # what is to say about the data is the same for every trial
             self._told.add(text)
             super().note(text)
-
-    def round(self, state: State) -> None:
-        super().round(state)
-        if self._all is not None:
-            self._overall.update(self._all, completed=self._done + state.round / self._rounds)
