@@ -80,17 +80,19 @@ def assemble(source: Source, settings: DataSettings, seed: int) -> Federation:
     rng = generator(seed, "partition")
     types = _Types(settings.partition, source.classes, source.groups)
     if settings.train_samples is not None:
-        first = partitions.first_of_each(types.of(source.train), settings.train_samples, types.describe)
-        source = replace(source, train=source.train.take(first))
+        draw = generator(seed, "train samples")
+        some = partitions.some_of_each(types.of(source.train), settings.train_samples, draw, types.describe)
+        source = replace(source, train=source.train.take(some))
     if settings.partition == "natural":
         return _natural(source, settings, rng)
     assert source.test is not None  # a source without test data is for natural clients only
     owned, parts = _deal(source, types, settings, rng)
     published = settings.pm_test == "published"
-    tested = partitions.positions(source.test.y if published else types.of(source.test))
+    tested = partitions.positions(types.of(source.test))
     shards = []
     for j, (kinds, part) in enumerate(zip(owned, parts, strict=True)):
-        wanted = [kind % types.width for kind in kinds] if published else kinds
+        ids = {kind % types.width for kind in kinds}
+        wanted = [kind for kind in kinds if not published or kind // types.width in ids]
         test = tuple(tested[kind] for kind in wanted if kind in tested)
         shards.append(Shard(str(j), part, test or (_NOTHING,), tuple(types.name(kind) for kind in kinds)))
     return _federation(source, source.train, source.test, shards)

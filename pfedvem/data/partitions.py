@@ -198,8 +198,8 @@ def hold_out(types: Indices, fraction: float, rng: np.random.Generator) -> tuple
     return np.setdiff1d(np.arange(len(types)), out), out
 
 
-def first_of_each(types: Indices, total: int, describe: Describe = _name) -> Indices:
-    """The first samples of each type, the same number of each (give or take one), ``total`` together."""
+def some_of_each(types: Indices, total: int, rng: np.random.Generator, describe: Describe = _name) -> Indices:
+    """Random samples of each type, the same number of each (give or take one), ``total`` together."""
     where = positions(types)
     if total < len(where):
         raise UserError(f"{total} training samples cannot cover all {len(where)} labels or subclasses; take more.")
@@ -210,7 +210,7 @@ def first_of_each(types: Indices, total: int, describe: Describe = _name) -> Ind
             raise UserError(
                 f"{describe(kind)} has {len(samples)} samples, but {total} training samples need {n} of it; take fewer."
             )
-        chosen.append(samples[:n])
+        chosen.append(rng.choice(samples, n, replace=False))
     return np.sort(np.concatenate(chosen))
 
 

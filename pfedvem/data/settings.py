@@ -52,7 +52,7 @@ class DataSettings(BaseModel):
     train_samples: int | None = Field(
         default=None,
         ge=1,
-        description="Use only this many training samples, the first ones, equally many of each label.",
+        description="Use only this many training samples, chosen by the seed, equally many of each label.",
     )
     holdout: float = Field(
         default=0.2,
@@ -78,7 +78,7 @@ class DataSettings(BaseModel):
     pm_test: Literal["owned", "published"] = Field(
         default="owned",
         description="Test data of a personalised model: all of the subclasses that it owns, or, as a flaw of the "
-        "published code has it, the superclasses whose ids equal the ids of those subclasses.",
+        "published code has it, those of them whose superclass has an id that is also the id of one of them.",
     )
 
     @model_validator(mode="before")

@@ -203,10 +203,15 @@ def test_held_out_samples_cover_every_type_that_has_two_and_empty_none(
     assert set(types[held]) == {kind for kind, n in enumerate(counts) if n > 1}
 
 
-def test_limited_data_takes_the_first_samples_of_each_label_equally_many() -> None:
-    y = np.tile(np.arange(3), 10)
-    assert partitions.first_of_each(y, 6).tolist() == [0, 1, 2, 3, 4, 5]
-    assert np.bincount(y[partitions.first_of_each(y, 7)]).tolist() == [3, 2, 2]
+@given(seeds)
+def test_limited_data_are_random_samples_of_each_label_equally_many(seed: int) -> None:
+    y = np.tile(np.arange(3), 100)
+    some = partitions.some_of_each(y, 100, generator(seed))
+    assert len(set(some)) == 100
+    assert np.bincount(y[some]).tolist() == [34, 33, 33]
+    assert np.array_equal(some, partitions.some_of_each(y, 100, generator(seed)))
+    assert not np.array_equal(some, partitions.some_of_each(y, 100, generator(seed + 1)))
+    assert np.array_equal(partitions.some_of_each(y, 300, generator(seed)), np.arange(300))
 
 
 Y = np.tile(np.arange(5), 4)
@@ -230,8 +235,8 @@ Y = np.tile(np.arange(5), 4)
         (lambda: partitions.iid(20, 3, generator(0), [1.0, 2.0]), "2 numbers for 3 clients"),
         (lambda: partitions.iid(20, 2, generator(0), [1.0, 0.0]), "must be positive"),
         (lambda: partitions.choose_ids(Y, 6, generator(0)), "has 5 natural clients"),
-        (lambda: partitions.first_of_each(Y, 30), "Label 0 has 4 samples, but 30 training samples need 6"),
-        (lambda: partitions.first_of_each(Y, 4), "cannot cover all 5"),
+        (lambda: partitions.some_of_each(Y, 30, generator(0)), "Label 0 has 4 samples, but 30 training samples need 6"),
+        (lambda: partitions.some_of_each(Y, 4, generator(0)), "cannot cover all 5"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused_in_a_sentence(call: Callable[[], object], sentence: str) -> None:
