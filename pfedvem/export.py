@@ -51,8 +51,14 @@ def export(
     batch = {"x": {0: torch.export.Dim("samples")}}
     with warnings.catch_warnings():  # PyTorch's exporters warn of their own insides
         warnings.simplefilter("ignore")
-        program = torch.export.export(predictor, (example,), dynamic_shapes=batch, strict=False)
-        content = _onnx(program, example, outputs, about) if form == "onnx" else _pt2(program, about)
+        try:
+            program = torch.export.export(predictor, (example,), dynamic_shapes=batch, strict=False)
+            content = _onnx(program, example, outputs, about) if form == "onnx" else _pt2(program, about)
+        except Exception as error:  # whatever of the network PyTorch's exporters cannot follow
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"PyTorch cannot export this network: {said} Its forward must not branch on the values of its inputs."
+            ) from error
     checkpoints.replace(path, content)
     return about
 

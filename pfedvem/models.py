@@ -62,6 +62,10 @@ class Model:
     """Of one of the paper's networks, which can be built again by it."""
 
     def __init__(self, module: nn.Module, head: str | None = None) -> None:
+        if not isinstance(module, nn.Module):
+            raise UserError(f"The network must be an nn.Module that has been made, not {module!r}.")
+        if any(map(nn.parameter.is_lazy, [*module.parameters(), *module.buffers()])):
+            raise UserError("The network has lazy layers without a size yet; give it one batch, network(x), before.")
         linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
         if not linear:
             raise UserError("The network has no nn.Linear layer that could be its head; end it in one.")
@@ -231,10 +235,21 @@ class Model:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
             try:
-                expected = self._module.eval()(x)
+                given = x.clone()
+                version = given._version
+                expected = self._module.eval()(given)
             except FAILURES as error:
                 raise UserError(f"The network does not take inputs of shape {shape}: {error}") from error
-            if isinstance(expected, Tensor) and not bool(expected.isfinite().all()):
+            if given._version != version:
+                raise UserError(
+                    "The network changes its inputs in place, which would change the data: write x = x * 2 instead of "
+                    "x *= 2, and let its first layer have no inplace=True."
+                )
+            if not isinstance(expected, Tensor):
+                raise UserError(
+                    f"The network returns a {type(expected).__name__}; let it return its logits (N, classes) alone."
+                )
+            if not bool(expected.isfinite().all()):
                 raise UserError(
                     "The network's outputs are not finite: look for NaN in the inputs and in its weights, and "
                     "normalise inputs that are very large."
@@ -254,7 +269,10 @@ class Model:
                     "wherever it is, and take no RReLU or noise."
                 )
         if not last:
-            raise UserError(f"The head {self.head!r} must be the last thing that the network computes; name another.")
+            raise UserError(
+                f"The head {self.head!r} must be the last thing that the network computes: leave out a softmax "
+                "behind it, or name the layer that is the last as head=."
+            )
 
     def _ends_in_head(self, x: Tensor, expected: Tensor) -> bool:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,13 +111,13 @@ class Trained:
         name, algorithm = str(client), self.algorithm
         if rounds < 1:
             raise UserError(f"rounds must be at least 1, not {rounds}.")
-        if not algorithm.personalised or algorithm.personal_kept:
+        if not algorithm.personalised or not tree.leaves(algorithm.down(self.server)):
             raise UserError(f"{algorithm.title} has nothing that a client which comes later could start from.")
         if name in self.clients:
             raise UserError(f"Client {name!r} took part in training; give the new one another name.")
         x, y, _ = read(data, f"Client {name}", label, self.inputs.columns or None)
         if y is None:
-            raise UserError(f"Client {name} has no labels to learn from.")
+            raise UserError(f"Client {name} has no labels to learn from; name their column as label=.")
         samples = self._client_data(self.inputs.read(x), label_numbers(y, self.classes, f"Client {name}"))
         with one_thread():
             self.later[name] = self._fitted(name, samples, rounds)
@@ -125,7 +126,7 @@ class Trained:
     def _fitted(self, name: str, data: ClientData, rounds: int) -> Personal:
         algorithm, model = self.algorithm, self.model
         down = algorithm.down(self.server)
-        place = [len(self.clients) + len(self.later)]
+        place = [len(self.clients) + zlib.crc32(name.encode())]  # by its name: who else came does not matter
         client = algorithm.client_init(model, down, Rng(self.seed, START, place))
         carry = None
         if algorithm.personal_after_merge:
@@ -235,8 +236,12 @@ def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module
     classes, shape = tuple(card["classes"]), tuple(card["input_shape"])
     if card["backbone"] and backbone is None:
         raise UserError(f"The inputs of {place} go through a backbone; pass it as load(..., backbone=...).")
+    if backbone is not None and not card["backbone"]:
+        raise UserError(f"The inputs of {place} go through no backbone; leave backbone= out.")
     if card["network"] is None and model is None:
-        raise UserError(f"{place} is of a network of your own; pass it as load(..., model=...).")
+        raise UserError(
+            f"{place} is of a network of your own; pass it as load(..., model=...), or name it with --network."
+        )
     split = Model(model, card["head"]) if model is not None else build(card["network"], shape, len(classes), 0)
     backbone = backbone.eval().requires_grad_(False) if backbone is not None else None
     inputs = Inputs(shape, card["images"], tuple(card["mean"]), tuple(card["std"]), tuple(card["columns"]), backbone)

@@ -79,7 +79,10 @@ class Prediction:
         """
         places = tuple(str(place) for place in range(len(self.classes)))
         names = places if isinstance(y, Tensor) else self.classes
-        labels = torch.from_numpy(label_numbers(np.asarray(y), names, "The data"))
+        given = np.asarray(y.detach() if isinstance(y, Tensor) else y)
+        if given.ndim != 1:
+            raise UserError(f"The labels have the shape {given.shape}; give one label for each prediction.")
+        labels = torch.from_numpy(label_numbers(given, names, "The data"))
         if len(labels) != len(self.probabilities):
             raise UserError(f"There are {len(labels)} labels for {len(self.probabilities)} predictions.")
         return calibration(self.probabilities, labels, self.entropy)

@@ -92,3 +92,19 @@ def test_formats_that_are_not_there_are_refused(
     monkeypatch.setattr("pfedvem.export.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install \"pfedvem\[export\]\""):
         export(images.trained, "a", tmp_path / "m", "onnx")
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(x if bool(x.mean() > 100) else 2 * x)
+        return out
+
+
+def test_a_network_that_pytorch_cannot_export_is_refused(tmp_path: Path) -> None:
+    result = fit(FedPer(), Branching(), blobs((9, 12)), rounds=1, workers=1)
+    with pytest.raises(UserError, match="must not branch on the values of its inputs"):
+        export(result.trained, "0", tmp_path / "m", "pt2")

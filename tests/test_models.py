@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,8 @@ def test_a_lone_linear_layer_has_the_identity_as_its_base() -> None:
     ("module", "head", "message"),
     [
         (nn.Conv2d(1, 1, 1), None, "no nn.Linear"),
+        (nn.Linear, None, "must be an nn.Module that has been made, not <class"),
+        (nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)), None, "lazy layers without a size yet"),
         (Named(), "clasifier", "no linear layer named 'clasifier'; it has classifier, body.0"),
         (nn.Linear(4, 3, bias=False), None, "needs a bias"),
         (nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), None, "Dropout"),
@@ -147,6 +150,36 @@ def test_networks_that_cannot_work_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(UserError, match=message):
         Model(module, head)
+
+
+class Changing(nn.Module):
+    """Changes its inputs, returns more than logits, or ends in a softmax."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.head = how, nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.how == "in place":
+            x /= 4
+        out = self.head(x)
+        return (out, x) if self.how == "tuple" else out.softmax(1) if self.how == "softmax" else out
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("in place", r"changes its inputs in place, .* x = x \* 2 instead of x \*= 2"),
+        ("tuple", r"returns a tuple; let it return its logits \(N, classes\) alone"),
+        ("softmax", "leave out a softmax behind it, or name the layer"),
+    ],
+)
+def test_networks_that_do_more_than_they_should_are_refused(how: str, message: str) -> None:
+    x = torch.randn(2, 4)
+    kept = x.clone()
+    with pytest.raises(UserError, match=message):
+        Model(Changing(how)).check(x)
+    assert torch.equal(x, kept)
 
 
 def test_a_network_that_is_frozen_can_be_used_and_not_trained() -> None:

@@ -224,7 +224,7 @@ def blob_pair(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return federation.train.x[index], federation.train.y[index]
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "ifca", "perfedavg", "pfedme", "pfedvem"])
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "ifca", "perfedavg", "pfedme", "pfedbayes", "pfedvem"])
 def test_a_client_that_comes_later_gets_a_model_that_fits_its_data(name: str) -> None:
     method = QUICK if name == "pfedvem" else METHODS[name]()
     result = fit(method, small_network(), blobs((30, 30, 30)), rounds=8, participation=1.0, eval_every=0, workers=1)
@@ -242,6 +242,13 @@ def test_the_confidence_of_a_late_client_is_that_of_its_posterior() -> None:
     for n in (3, 200):
         late = result.personalize(blob_pair(n), f"with {n}").numbers
         assert late["tau"] * (late["uncertainty"] + late["deviation"]) == pytest.approx(1, rel=1e-4)
+
+
+def test_a_late_client_does_not_depend_on_who_else_came() -> None:
+    alone, after = trained(), trained()
+    after.personalize(blob_pair(30), "first")
+    second = [result.personalize(blob_pair(20), "second").numbers["tau"] for result in (alone, after, after)]
+    assert second[0] == second[1] == second[2]
 
 
 def test_a_late_client_is_refused_where_it_cannot_be_fitted() -> None:

@@ -179,6 +179,8 @@ def test_predictions_are_judged_by_numbers_and_by_names() -> None:
         made.against([0, 1, 1])
     with pytest.raises(UserError, match="has the label 2; labels are whole numbers from 0 to 1"):
         made.against([0, 1, 1, 2])
+    with pytest.raises(UserError, match=r"labels have the shape \(4, 1\); give one label for each prediction"):
+        made.against([[0], [1], [1], [0]])
 
 
 def test_labels_of_a_federation_are_places_also_where_classes_are_called_by_other_numbers() -> None:

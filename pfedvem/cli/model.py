@@ -163,7 +163,10 @@ def _load(folder: Path, network: str | None) -> Trained:
     if network is None:
         return load(folder)
     make = imported(network, "network")
-    made = make() if callable(make) else None
+    try:
+        made = make if isinstance(make, nn.Module) else make() if callable(make) else None
+    except Exception as error:  # whatever a user's function raises
+        raise UserError(f"{network} could not make the network: {type(error).__name__}: {error}.") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"{network} makes no network; name a function, as package.module:function, that gives one.")
     return load(folder, made)

@@ -180,7 +180,12 @@ class Federation:
 
         @torch.no_grad()
         def features(split: Split) -> Split:
-            parts = [backbone(self.inputs(part)).flatten(1) for part in split.x.split(FORWARD_BATCH)]
+            try:
+                parts = [backbone(self.inputs(part).clone()).flatten(1) for part in split.x.split(FORWARD_BATCH)]
+            except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"The backbone makes no tensor of features (N, ...) of inputs of shape {self.shape}: {error}"
+                ) from error
             return Split(torch.cat(parts), split.y)
 
         source = replace(self.raw, backbone=backbone)
@@ -307,7 +312,8 @@ class Federation:
             classes: the names of the classes; by default those that occur. Where these are numbers other than 0, 1,
                 2, ..., so are the labels.
             label: the column of the labels, in a Hugging Face dataset or DataFrame.
-            standardise: bring each feature (or channel) of numbers to mean 0 and standard deviation 1.
+            standardise: bring each feature or channel of numbers, the dimension after the batch, to mean 0 and
+                standard deviation 1.
             seed: which samples are held out.
         """
         from pfedvem.data.own import from_datasets

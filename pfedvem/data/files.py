@@ -17,10 +17,11 @@ from pfedvem.data.inputs import Inputs
 from pfedvem.errors import UserError
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
+LABEL = "label"  # the column that is looked for if none is named
 FORMS = "a .csv or .parquet table, an .npz or .safetensors file with x and y, or a folder of images"
 
 
-def read_samples(path: Path, inputs: Inputs, label: str = "label") -> tuple[Tensor, NDArray[Any] | None]:
+def read_samples(path: Path, inputs: Inputs, label: str = LABEL) -> tuple[Tensor, NDArray[Any] | None]:
     """Inputs as the model takes them and, if they are there, labels: of a table, those in the column ``label``.
 
     In a folder of images, an image's label is the name of the folder that it lies in, unless that is the one given.
@@ -42,7 +43,9 @@ def _read(path: Path, inputs: Inputs, label: str) -> tuple[Tensor, NDArray[Any] 
         arrays = _arrays(path)
         if "x" not in arrays:
             raise UserError(f"{path} has no array x of inputs; it has {', '.join(arrays) or 'none'}.")
-        return inputs.read(arrays["x"]), np.asarray(arrays["y"]) if "y" in arrays else None
+        y = arrays.get("y")
+        y = y.float() if isinstance(y, Tensor) and y.dtype == torch.bfloat16 else y  # which NumPy does not know
+        return inputs.read(arrays["x"]), None if y is None else np.asarray(y)
     raise UserError(f"{path} cannot be read; give {FORMS}.")
 
 
@@ -56,6 +59,10 @@ def _table(path: Path, inputs: Inputs, label: str) -> tuple[Tensor, NDArray[Any]
             labels = pd.read_csv(path, usecols=[label], dtype=str, keep_default_na=False)[label]
     except Exception as error:  # whatever the file's bytes make of pandas and its readers
         raise UserError(f"{path} cannot be read as a table: {_said(error)}.") from error
+    if labels is None and label != LABEL:
+        raise UserError(
+            f"{path} has no column {label!r} of labels; its columns are {', '.join(map(str, frame.columns))}."
+        )
     return inputs.read(frame), None if labels is None else np.array([str(value) for value in labels])
 
 

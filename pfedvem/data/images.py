@@ -36,7 +36,7 @@ def decode(files: Sequence[Encoded], size: int | None = None, colour: bool = Fal
             out = np.empty((len(files), *pixels.shape), dtype=np.uint8)
         if pixels.shape != out.shape[1:]:
             a, b = ("x".join(map(str, shape[:2])) for shape in (out.shape[1:], pixels.shape))
-            raise UserError(f"The images have different sizes ({a} and {b}); give image_size to bring them to one.")
+            raise UserError(f"The images have different sizes ({a} and {b}); resize them, or give image_size.")
         out[i] = pixels
     if out is None:
         raise UserError("The data set has no images.")

@@ -89,8 +89,12 @@ class Inputs:
 
 def as_tensor(x: Any) -> Tensor:
     """Samples as uint8 images (N, channels, height, width) or float32 numbers (N, ...)."""
+    if np.ma.is_masked(x):
+        raise UserError("Some of the inputs are masked; fill them (x.filled) or drop those samples.")
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        raise UserError("The inputs are a sparse tensor; use x.to_dense() first.")
     try:
-        tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.require(x, requirements=["C", "W"]))
+        tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.require(x, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise UserError(f"Inputs must be numbers of one shape, as a tensor or an array: {error}.") from error
     if tensor.ndim == 0:
@@ -109,8 +113,6 @@ def as_tensor(x: Any) -> Tensor:
 
 def named(frame: Any) -> Any:
     """A DataFrame whose columns are called by text, as models remember them."""
-    if all(isinstance(name, str) for name in frame.columns):
-        return frame
     renamed = frame.set_axis([str(name) for name in frame.columns], axis=1)
     twice = renamed.columns[renamed.columns.duplicated()]
     if len(twice):
@@ -136,6 +138,17 @@ def refuse_missing(x: Tensor, whose: str) -> None:
     bad = int((~x.isfinite()).sum()) if x.is_floating_point() else 0
     if bad:
         raise UserError(f"{whose}: {bad} of the values are missing or infinite; fill them or drop those samples.")
+
+
+def refuse_unlabelled(labels: Any, whose: str, what: str = "labels") -> None:
+    """None, NaN and the like would become a class, or a client, of that name."""
+    import pandas as pd
+
+    missing = int(np.ma.getmaskarray(labels).sum())
+    if labels.dtype.kind in "fOmM":
+        missing += int(pd.isna(np.asarray(labels)).sum())
+    if missing:
+        raise UserError(f"{whose}: {missing} of the {what} are missing; drop those samples.")
 
 
 def _nothing(mean: Sequence[float], std: Sequence[float]) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pfedvem.data import partitions
 from pfedvem.data.federation import Federation, Indices, Shard, Split
+from pfedvem.data.inputs import refuse_unlabelled
 from pfedvem.data.settings import DataSettings, Partition
 from pfedvem.data.sources import Samples, Source, channel_constants, load_source, with_test
 from pfedvem.errors import UserError
@@ -221,6 +222,8 @@ def _number(group: Any, group_test: Any) -> tuple[tuple[str, ...], list[Indices 
     present = [part for part in given if part is not None]
     if not present:
         return (), [None, None]
+    for part in present:
+        refuse_unlabelled(part, "The data", "groups")
     known = np.unique(np.concatenate(present))
     numbers = [None if part is None else np.searchsorted(known, part).astype(np.int64) for part in given]
     return tuple(str(value) for value in known), numbers

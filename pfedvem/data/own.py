@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from pfedvem.data.federation import Federation, Indices, Shard, Split
 from pfedvem.data.images import decode
-from pfedvem.data.inputs import as_tensor, named, numbers, refuse_missing
+from pfedvem.data.inputs import as_tensor, named, numbers, refuse_missing, refuse_unlabelled
 from pfedvem.data.loading import assemble
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import Samples, Source, channel_constants
@@ -64,6 +64,11 @@ def from_frame(
     """See ``Federation.from_frame``."""
     import pandas as pd
 
+    for side in (frame, test):
+        if side is not None and not isinstance(side, pd.DataFrame):
+            raise UserError(
+                f"The table is a {type(side).__name__}; give a pandas DataFrame (pandas.read_csv makes one)."
+            )
     client, label = str(client), str(label)
     sides = [named(side) for side in (frame, test) if side is not None]
     others = [column for column in sides[0].columns if column not in (client, label)]
@@ -162,9 +167,10 @@ def _read_all(
     for key, data in given.items():
         if str(key) in parts:
             raise UserError(f"Two clients are called {key}; give each a name that differs as text.")
-        x, y, columns = read(data, f"Client {key}", label, columns)
+        x, y, found = read(data, f"Client {key}", label, columns)
+        columns = columns or found
         if y is None:
-            raise UserError(f"Client {key} has no labels; give each client a pair (x, y).")
+            raise UserError(f"Client {key} has no labels; name their column as label=.")
         parts[str(key)] = x, y
     return parts, columns or ()
 
@@ -196,7 +202,7 @@ def pair(x: Any, y: Any, whose: str) -> Part:
     """Inputs, and a label for each of them; there may be none."""
     inputs = as_tensor(x)
     try:
-        labels = np.asarray(y)
+        labels = np.asarray(y.detach() if isinstance(y, Tensor) else y)
     except (TypeError, ValueError) as error:
         raise UserError(f"{whose} has labels that are no list or array of one dimension.") from error
     if labels.ndim != 1 or len(inputs) != len(labels):
@@ -204,6 +210,7 @@ def pair(x: Any, y: Any, whose: str) -> Part:
             f"{whose} has {len(inputs)} inputs but labels of shape {labels.shape}; give one label for each input."
         )
     refuse_missing(inputs, whose)
+    refuse_unlabelled(y if np.ma.isMaskedArray(y) else labels, whose)
     if labels.dtype.kind == "f":
         refuse_missing(torch.as_tensor(labels.astype(np.float64)), f"{whose} (labels)")
     return inputs, labels
@@ -211,17 +218,20 @@ def pair(x: Any, y: Any, whose: str) -> Part:
 
 def _items(data: Any, whose: str) -> tuple[Any, Any]:
     """The samples of a torch dataset, one by one."""
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    if isinstance(data, Mapping) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise UserError(f"{whose} is a {type(data).__name__}; give (x, y), a Dataset with a length, or a DataFrame.")
     pairs = [data[i] for i in range(len(data))]
     if not pairs:
         raise _empty(whose)
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise UserError(f"{whose}: each item of its Dataset must be a pair (input, label).")
-    inputs = [_sample(x) for x, _ in pairs]
+    try:
+        inputs = [_sample(x) for x, _ in pairs]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{whose}: each input must be numbers of one shape, or an image: {error}.") from error
     if len({x.shape for x in inputs}) > 1:
         raise UserError(f"{whose} has inputs of different shapes; bring them to one.")
-    return torch.stack(inputs), np.array([int(y) if isinstance(y, Tensor) else y for _, y in pairs])
+    return torch.stack(inputs), [y.squeeze().tolist() if isinstance(y, Tensor) else y for _, y in pairs]
 
 
 def _sample(x: Any) -> Tensor:
@@ -242,20 +252,29 @@ def _read_hub(
 
     from pfedvem.data.reading import _encoded, _label_column
 
+    if not hasattr(data, "__len__"):
+        raise UserError(f"{whose} is an {type(data).__name__}, which is read as it comes; load it without streaming.")
     if len(data) == 0:
         raise _empty(whose)
     label = _label_column(data, label)
     images = [name for name, feature in data.features.items() if isinstance(feature, Image)]
     y = np.asarray(data.with_format(None)[label])
     names = getattr(data.features[label], "names", None)
+    refuse_unlabelled(y, whose)
     if names is not None:
+        if (y < 0).any():  # so the hub marks labels that are missing or kept secret
+            raise UserError(f"{whose}: {int((y < 0).sum())} of the labels are missing (-1); drop those samples.")
         y = np.asarray(names)[y]
     if images:
         return torch.from_numpy(decode(_encoded(data, images[0]))), y, None
     frame = data.with_format(None).to_pandas().assign(**{label: y})
     others = [name for name in frame.columns if name != label]
     if len(others) == 1 and frame[others[0]].dtype.kind == "O":  # a list of numbers in each row
-        return *pair(np.stack([np.stack(value) for value in frame[others[0]]]), y, whose), None
+        try:
+            x = np.stack([np.stack(value) for value in frame[others[0]]])
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{whose} has no list of numbers of one shape in each row of {others[0]!r}.") from error
+        return *pair(x, y, whose), None
     return _read_frame(frame, whose, label, columns)
 
 
@@ -303,7 +322,7 @@ def _by_client(frame: Any, client: str, label: str, columns: list[str]) -> dict[
         raise UserError(f"Some rows have no client in column {client!r}; fill it or drop them.")
     _values(frame, client)
     parts = {}
-    for key, rows in frame.groupby(client, sort=True, observed=True):
+    for key, rows in frame.reset_index(drop=True).groupby(client, sort=True, observed=True):
         x, y, _ = _read_frame(rows, f"Client {key}", label, tuple(columns))
         assert y is not None
         parts[str(key)] = x, np.array([str(value) for value in y])
@@ -339,7 +358,8 @@ def class_names(labels: list[Labels], given: Sequence[str] | None) -> tuple[str,
     if given is not None:
         return tuple(map(str, given))
     if any(_worded(y) for y in labels):
-        return tuple(sorted({str(value) for y in labels for value in y}))
+        words = {value if isinstance(value, str) else _plain(str(value)) for y in labels for value in y}
+        return tuple(sorted(map(str, words)))
     highest = max(int(y.max(initial=0)) for y in labels)
     if highest >= CLASSES:
         raise UserError(

@@ -172,7 +172,7 @@ def _label_column(data: Dataset, column: str | None) -> str:
     found = ["label"] if "label" in data.column_names else found
     if len(found) != 1:
         raise UserError(
-            f"It is not clear which column holds the labels; name it as label_column, one of "
+            "It is not clear which column holds the labels; name it, as label_column or in Python as label=: "
             f"{', '.join(data.column_names)}."
         )
     return found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tomli_w
 from torch import nn
 
 from pfedvem import tree
-from pfedvem.algorithms.base import AnyAlgorithm
+from pfedvem.algorithms.base import Algorithm, AnyAlgorithm
 from pfedvem.algorithms.local import Local
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
@@ -93,6 +94,17 @@ def fit(
         settings: what the run was configured with, to be saved as config.toml; by default these arguments.
         progress: True shows a bar, in a terminal or a notebook; or what else is to hear how the run goes on.
     """
+    for given, kind, example in (
+        (algorithm, Algorithm, "an algorithm such as PFedVEM()"),
+        (federation, Federation, "a federation, as Federation.from_datasets makes one"),
+        (Local() if alone is None else alone, Local, "alone=Local()"),
+        (guard, Guard, 'a guard such as Guard(merge="median")'),
+        (callbacks, Sequence, "a list of callbacks"),
+    ):
+        if not isinstance(given, kind):
+            raise UserError(f"fit takes {example}, not {given!r}.")
+    if resume and out is None:
+        raise UserError("resume goes on from the files of a run: say where they are by out=.")
     model = model if isinstance(model, Model) else Model(model, head)
     model.check(federation.inputs(federation.train.x[:2]))
     if model.classes != len(federation.classes):
@@ -109,8 +121,14 @@ def fit(
         ("workers", workers, 1),
         ("cohort", cohort, 1),
     ):
-        if value is not None and value < lowest:
+        if value is None and name in ("eval_clients", "workers", "cohort"):
+            continue
+        if not isinstance(value, Integral):
+            raise UserError(f"{name} must be a whole number, not {value!r}.")
+        if value < lowest:
             raise UserError(f"{name} must be at least {lowest}, not {value}.")
+    rounds, seed, eval_every = int(rounds), int(seed), int(eval_every)  # NumPy's cannot be written to files
+    participation = float(participation)
     if seed >= 2**63:
         raise UserError(f"seed must be below 2**63, not {seed}.")
     if not 0 < participation <= 1:

@@ -123,6 +123,28 @@ def test_labels_are_numbers_from_0_where_no_name_is_another_number(names: tuple[
         assert label_numbers(np.array(y, dtype=kind), names, "It").tolist() == y
 
 
+def test_numbers_of_one_client_are_the_words_of_another() -> None:
+    x = torch.arange(6.0).unsqueeze(1)
+    federation = Federation.from_datasets([(x, [0.0, 1.0] * 3), (x, ["0", "1"] * 3)])
+    assert federation.classes == ("0", "1")
+
+
+def test_tables_have_their_columns_in_one_order_whoever_stands_between_them() -> None:
+    first = pd.DataFrame({"p": [1.0, 2.0], "q": [10.0, 20.0], "label": [0, 1]})
+    clients = {"a": first, "b": (first[["p", "q"]].to_numpy(), first["label"]), "c": first[["q", "p", "label"]]}
+    federation = Federation.from_datasets(clients, tests=clients, label="label")
+    assert federation.columns == ("p", "q")
+    for name in clients:
+        assert own(federation, name)[0].tolist() == [[1.0, 10.0], [2.0, 20.0]]
+
+
+def test_tensors_with_gradients_and_tables_by_index_are_data_like_others() -> None:
+    x, y = pair(6)
+    assert Federation.from_datasets([(x.requires_grad_(), y)]).train.x.requires_grad is False
+    frame = FRAME.set_index("hospital", drop=False)
+    assert Federation.from_frame(frame, client="hospital", label="diagnosis").classes == ("1", "2")
+
+
 def test_words_that_end_like_floats_are_words() -> None:
     names = ("1", "1.0", "v1.0")
     assert label_numbers(np.array(["v1.0", "1.0", "1"]), names, "It").tolist() == [2, 1, 0]
@@ -246,6 +268,14 @@ def test_test_rows_that_do_not_fit_the_others_are_refused_with_what_to_do(test: 
         Federation.from_frame(FRAME, client="hospital", label="diagnosis", test=test)
 
 
+def labelled(labels: list[int | None], x: Any = ([1.0], [2.0], [3.0])) -> Any:
+    """A hub dataset whose labels have names."""
+    import datasets
+
+    features = datasets.Features({"x": datasets.List(datasets.Value("float32")), "label": datasets.ClassLabel(2)})
+    return datasets.Dataset.from_dict({"x": list(x), "label": labels}, features=features)
+
+
 X, Y = pair(6)
 NAN = X.clone()
 NAN[1, 2] = float("nan")
@@ -263,7 +293,25 @@ NAN[1, 2] = float("nan")
         ([(X, Y + 1)], {"classes": ("x", "y", "z")}, "Client 0 has the label 3; labels are whole numbers from 0 to 2"),
         ([(X, Y - 1)], {}, "has the label -1"),
         ([(X, Y + 0.5)], {}, "no whole numbers; this is for classes, not for regression"),
-        ([(X, [float("nan")] * 6)], {}, r"Client 0 \(labels\): 6 of the values are missing"),
+        ([(X, [float("nan")] * 6)], {}, "Client 0: 6 of the labels are missing; drop those samples"),
+        ([(X, [np.inf] * 6)], {}, r"Client 0 \(labels\): 6 of the values are missing or infinite"),
+        ([(X, ["a", "b", None, "a", "b", "a"])], {}, "Client 0: 1 of the labels are missing"),
+        ([(X, pd.Series(["a", "b"] * 2 + [None] * 2, dtype="category"))], {}, "Client 0: 2 of the labels are missing"),
+        ([(X, np.ma.masked_equal([0, 1, 0, 1, 9, 0], 9))], {}, "Client 0: 1 of the labels are missing"),
+        ([(np.ma.masked_equal(X.numpy(), X[0, 0].item()), Y)], {}, "Some of the inputs are masked; fill them"),
+        ([(X.to_sparse(), Y)], {}, r"a sparse tensor; use x.to_dense\(\)"),
+        ([{"x": X, "y": Y}], {}, "Client 0 is a dict; give"),
+        ([Pairs([("word", 0)])], {}, "Client 0: each input must be numbers of one shape, or an image"),
+        ([Pairs([(X[0], torch.tensor(0.7))])], {}, "no whole numbers; this is for classes"),
+        ([Pairs([(X[0], torch.tensor([0.0, 1.0]))])], {}, r"1 inputs but labels of shape \(1, 2\)"),
+        ([labelled([0, 1, -1])], {}, r"Client 0: 1 of the labels are missing \(-1\)"),
+        ([labelled([0, 1, None])], {}, "Client 0: 1 of the labels are missing"),
+        (
+            [labelled([0, 1, 1]).to_iterable_dataset()],
+            {},
+            "Client 0 is an IterableDataset, .*; load it without streaming",
+        ),
+        ([labelled([0, 1, 1], [[1.0], [1.0, 2.0], None])], {}, "no list of numbers of one shape in each row of 'x'"),
         ([(X, ["a"] * 6)], {"classes": ("b", "c")}, "has the label 'a', which is not among b, c"),
         ([(X, Y[:3])], {}, r"6 inputs but labels of shape \(3,\); give one label for each"),
         ([(X, Y), (X[:, :2], Y)], {}, r"Client 1 has inputs of shape \(2,\) \(numbers\) where others have of shape"),
@@ -274,7 +322,7 @@ NAN[1, 2] = float("nan")
         ([(X, Y)], {"holdout": 1.5}, "holdout is the share"),
         ([(X, Y)], {"tests": {"b": (X, Y)}}, "test data for 'b', which is no client"),
         ([(np.zeros((4, 8, 8, 3), dtype=np.uint8), Y[:4])], {}, r"use x.transpose\(0, 3, 1, 2\)"),
-        ([table(X, Y).drop(columns="label")], {}, "Client 0 has no labels"),
+        ([table(X, Y).drop(columns="label")], {}, "Client 0 has no labels; name their column as label="),
         ([table(X, Y)], {"label": "colour"}, "There is no column 'colour'; the columns are a, b, c, d, label"),
     ],
 )
@@ -302,6 +350,14 @@ def test_a_table_that_cannot_be_used_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(UserError, match=message):
         Federation.from_frame(FRAME.assign(**change), **{"client": "hospital", "label": "diagnosis", **options})
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(UserError, match=r"The table is a str; give a pandas DataFrame \(pandas.read_csv makes one\)"):
+        Federation.from_frame("a.csv", client="hospital", label="diagnosis")
+    twice = pd.concat([FRAME, FRAME[["age"]]], axis=1)
+    with pytest.raises(UserError, match="Two columns of the table are called 'age'; rename one of them"):
+        Federation.from_frame(twice, client="hospital", label="diagnosis")
 
 
 def test_a_table_without_rows_is_refused() -> None:

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -232,7 +233,7 @@ def test_methods_without_a_personal_or_global_model_leave_a_null(
     model: Model, federation: Federation, tmp_path: Path
 ) -> None:
     averaged = train(model, federation, tmp_path / "fedavg", algorithm=FedAvg()).summary
-    assert averaged["pm"] is None
+    assert averaged["pm"] is averaged["pm_sem"] is None
     assert averaged["gm"] is not None
     alone = train(model, federation, tmp_path / "local", rounds=1, algorithm=Local()).summary
     assert alone["pm"] is not None
@@ -257,6 +258,14 @@ def test_a_client_that_overflows_is_reported(model: Model, federation: Federatio
         ({"workers": 0}, "workers must be at least 1"),
         ({"cohort": -3}, "cohort must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": None}, "seed must be a whole number, not None"),
+        ({"rounds": 2.5}, "rounds must be a whole number, not 2.5"),
+        ({"alone": True}, r"fit takes alone=Local\(\), not True"),
+        ({"guard": "median"}, "fit takes a guard such as .* not 'median'"),
+        ({"callbacks": print}, "fit takes a list of callbacks"),
+        ({"algorithm": PFedVEM}, r"fit takes an algorithm such as PFedVEM\(\)"),
+        ({"federation": {}}, "fit takes a federation"),
+        ({"resume": True}, "say where they are by out="),
         ({"seed": 2**63}, r"seed must be below 2\*\*63"),
         ({"executor": "seqential"}, "executor must be auto, sequential, vectorised or processes, not 'seqential'"),
     ],
@@ -265,7 +274,22 @@ def test_arguments_out_of_range_are_refused(
     model: Model, federation: Federation, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        fit(PFedVEM(), model, federation, **options)
+        fit(**{"algorithm": PFedVEM(), "model": model, "federation": federation, **options})
+
+
+def test_arguments_may_be_numbers_of_numpy(model: Model, federation: Federation, tmp_path: Path) -> None:
+    numbers = {"rounds": np.int64(1), "seed": np.int64(3), "participation": np.float32(0.5)}
+    fit(PFedVEM(), model, federation, executor="vectorised", out=tmp_path / "run", **numbers).save(tmp_path / "saved")  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "saved/summary.json").read_text())["seed"] == 3
+
+
+def test_a_place_that_cannot_be_written_is_said_in_a_sentence(
+    model: Model, federation: Federation, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = fit(PFedVEM(), model, federation, rounds=1, executor="vectorised")
+    with pytest.raises(UserError, match="could not be written"):
+        result.save(tmp_path / "file" / "run")
 
 
 def test_a_method_that_trains_once_does_so_unless_more_rounds_are_asked_for(
