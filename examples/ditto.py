@@ -26,6 +26,7 @@ class Ditto(LocalTraining, Averaging, Algorithm[Params, Params, Params, None, Ne
     reference: ClassVar[str] = "Li et al., ICML 2021"
     keeps: ClassVar[str] = "its personal network v_j"
     sends: ClassVar[str] = "the whole network w_j"
+    personal_kept: ClassVar[bool] = True
 
     lam: float = Field(default=0.1, ge=0, description="how near the personal model stays to the global one")
 

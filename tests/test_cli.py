@@ -202,6 +202,7 @@ def clutter(tmp_path: Path) -> None:
         ("--config broken.toml", "broken.toml is no readable TOML file: "),
         ("--config missing.toml", "There is no configuration file missing.toml."),
         ("--resume", "Say with --out which run to resume."),
+        ("--resume --out nowhere", "There is no run in nowhere to go on with."),
         ("--resume --out file", "file is a file, not the folder of a run."),
         ("--resume --out photos", "No checkpoint in photos/checkpoint can be read (holiday.jpg is no checkpoint)"),
         ("--out done", "done holds a run already; go on with --resume, or choose another --out."),

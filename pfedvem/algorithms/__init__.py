@@ -54,6 +54,13 @@ def method(name: str) -> type[AnyAlgorithm]:
         found = imported(name, "method")
         if not (isinstance(found, type) and issubclass(found, Algorithm)):
             raise UserError(f"The method {name!r} is no subclass of pfedvem.algorithms.Algorithm.")
+        lacking = [word for word in ("name", "title", "reference", "keeps", "sends") if not hasattr(found, word)]
+        lacking += sorted(found.__abstractmethods__)
+        for flag, part in (("personalised", "personal"), ("global_model", "general")):
+            if getattr(found, flag) and getattr(found, part) is getattr(Algorithm, part):
+                lacking.append(f"{part} (or {flag} = False)")
+        if lacking:
+            raise UserError(f"The method {name!r} lacks {', '.join(lacking)}; docs/own-method.md says what they are.")
         return found
     if name not in METHODS:
         near = difflib.get_close_matches(name.lower(), METHODS, n=1)

@@ -112,6 +112,9 @@ def run(
     flags |= data_flags(
         dataset, data_root, clients, partition, image_column, label_column, subclass_column, client_column
     )
+    bare = config is None and flags == {"data": {}} and not assignments
+    if resume and bare and out is not None and not (out.is_file() or (out / "checkpoint").exists()):
+        raise UserError(f"There is no run in {out} to go on with.")
     settings = load(config, flags, assignments or ())
     folder = out if out is not None else next_folder(Path("runs"), f"{settings.data.dataset}-{settings.method}")
     logs, console = Logs(tensorboard, mlflow), Console(stderr=as_json)

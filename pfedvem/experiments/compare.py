@@ -240,13 +240,16 @@ def command(methods: Sequence[str], seeds: int) -> str:
 
 def finished(config: Config, folder: Path) -> dict[str, Any] | None:
     """The summary of a cell, or None where some of its rounds are still to run; other settings there are an error."""
-    if not (folder / "config.toml").exists():
+    if not any((folder / name).exists() for name in ("checkpoint", "summary.json")):  # it has not come to anything
         return None
     was, now = flat(load(folder / "config.toml").dump()), flat(config.dump())
     keys = {*was, *now} - (FREE if was["rounds"] <= now["rounds"] else FREE - {"rounds"})  # more rounds can be added
     differing = [f"{k} (was {was.get(k)!r}, now {now.get(k)!r})" for k in sorted(keys) if was.get(k) != now.get(k)]
     if differing:
-        raise UserError(f"{folder} was run with other settings: {', '.join(differing)}. Choose another --out.")
+        raise UserError(
+            f"{folder} was run with other settings: {', '.join(differing)}. Delete it to run it anew, or "
+            "choose another --out."
+        )
     if not (folder / "summary.json").exists():
         return None
     # While rounds are added, the configuration is already the new one and the summary still the old.

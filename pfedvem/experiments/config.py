@@ -136,6 +136,9 @@ def explain(error: ValidationError, cls: type[BaseModel], prefix: str = "") -> s
         if not key:  # a check of the whole model, which speaks for itself
             sentences += [problem["msg"].removeprefix("Value error, ").rstrip(".") + "." for problem in found]
             continue
+        if found[0]["type"] == "missing":
+            sentences.append(f"{prefix}{key} has no default: give it a value, as by --set {key}=VALUE.")
+            continue
         # A value that may be of several types fails as each of them; it is nearest to the one with the longest path.
         depth = max(len(problem["loc"]) for problem in found)
         nearest = [problem for problem in found if len(problem["loc"]) == depth]

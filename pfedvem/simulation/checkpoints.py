@@ -184,7 +184,10 @@ def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: 
         if saved.get(key) != current.get(key)
     ]
     if differing:
-        raise UserError(f"{folder.parent} was run with other settings: {', '.join(differing)}.")
+        raise UserError(
+            f"{folder.parent} was run with other settings: {', '.join(differing)}. Go on with those that it had, or "
+            "choose another --out."
+        )
 
 
 def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:

@@ -53,6 +53,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The run in one line; accuracies in percent, null where the method has no such model."""
         pm, last = self.state.scores.accuracy, self.state.history[-1]
+        tested = int((~pm.isnan()).sum())
         return {
             "method": self.setup.algorithm.name,
             "dataset": self.setup.federation.name,
@@ -60,7 +61,7 @@ class Result:
             "rounds": self.state.round,
             "seed": self.setup.seed,
             "pm": last["pm"],
-            "pm_sem": number(100 * spread(pm) / math.sqrt(max(1, int((~pm.isnan()).sum())))),
+            "pm_sem": number(100 * spread(pm) / math.sqrt(tested)) if tested > 1 else None,
             "gm": last["gm"],
             "small_clients_pm": number(100 * mean(pm[self.small_clients])),
             "alone_pm": number(100 * mean(self.alone.accuracy)) if self.alone is not None else None,
@@ -227,7 +228,8 @@ class Result:
     def save(self, folder: Path | str) -> Path:
         """Writes tables, summary and models into a folder, from which ``pfedvem.load`` reads; gives the folder."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        with checkpoints.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder / "model" / "personal", ignore_errors=True)  # perhaps of another run
         self.write(folder, models=True)
         return folder

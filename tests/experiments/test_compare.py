@@ -244,6 +244,12 @@ def test_a_stopped_comparison_leaves_a_table_and_goes_on_from_the_checkpoint(
     assert len((tmp_path / "broken" / "comparison.md").read_text().splitlines()) == 4
 
 
+def test_a_cell_that_diverged_at_once_may_be_run_with_other_settings(tmp_path: Path) -> None:
+    failed = compare(plan("fedavg.lr=1e30", methods=("fedavg",)), tmp_path)
+    assert "Training diverged" in failed.failures[0]
+    assert not compare(plan("fedavg.lr=0.01", methods=("fedavg",)), tmp_path).failures
+
+
 def test_folders_of_other_settings_are_refused_by_name_before_anything_runs(
     calls: dict[str, Result], tmp_path: Path
 ) -> None:

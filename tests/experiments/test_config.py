@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 from pydantic import Field, ValidationError
 
-from pfedvem.algorithms import METHODS, FedAvg, PFedVEM
+from pfedvem.algorithms import METHODS, Algorithm, FedAvg, PFedVEM, method
 from pfedvem.data import DataSettings
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config, load
@@ -114,6 +114,35 @@ def test_a_bare_key_of_two_sections_must_be_dotted(monkeypatch: pytest.MonkeyPat
 )
 def test_hyper_parameters_out_of_range_are_refused_with_the_range(method: str, assignment: str, sentence: str) -> None:
     assert complaint(None, {"method": method}, assignment) == sentence
+
+
+class Unfinished(FedAvg):
+    """It says that it has personalised models, and makes none."""
+
+    personalised: ClassVar[bool] = True
+    must: int
+
+
+class Nameless(Algorithm[None, None, None, None, None]):
+    pass
+
+
+@pytest.mark.parametrize("name", [f"pfedvem.algorithms:{cls.__name__}" for cls in METHODS.values()])
+def test_every_method_may_be_given_by_where_it_is(name: str) -> None:
+    assert method(name) in METHODS.values()
+
+
+def test_a_method_that_lacks_a_part_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match=r"Unfinished' lacks personal \(or personalised = False\); docs/own-method.md"):
+        method(f"{__name__}:Unfinished")
+    with pytest.raises(UserError, match=r"Nameless' lacks name, title, reference, keeps, sends, client_init"):
+        method(f"{__name__}:Nameless")
+
+
+def test_a_hyper_parameter_without_a_default_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unfinished, "personalised", False)
+    with pytest.raises(UserError, match=r"algorithm.must has no default: give it a value, as by --set must=VALUE\."):
+        load(flags={"method": f"{__name__}:Unfinished"})
 
 
 def test_alpha_on_fedavg_is_refused_as_a_setting_of_another_method() -> None:

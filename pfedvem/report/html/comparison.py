@@ -14,6 +14,7 @@ from pfedvem.report.html.folders import Comparison, Row, Run, number, title
 from pfedvem.report.html.page import Drawing, File, Page, Section, Table, Tile, signed
 from pfedvem.report.html.run import DECLINED, JOINING, RELIABILITY, confidence, with_gain
 from pfedvem.report.run import shown
+from pfedvem.simulation.results import SMALL
 
 MEASURES = {
     "pm": "PM (%)",
@@ -139,15 +140,24 @@ def _pooled(found: Comparison, key: str) -> dict[str, list[Row]]:
 
 
 def _gains(found: Comparison) -> dict[str, list[Row]]:
-    """The clients with what each method is worth to them against Local with the same seed."""
+    """The clients with what each method is worth to them against Local with the same seed.
+
+    ``small`` are those of the smallest tenth of their run, as in its summary.
+    """
     alone = {
         (run.seed, row.get("client")): row.get("pm") for run in found.cells.get("local", ()) for row in run.clients
     }
     gains = {}
     for name, runs in found.cells.items():
-        named = [(run.seed, row) for run in runs for row in plots.known(run.clients, "client")]
-        rows = [with_gain(row, alone.get((seed, row["client"]))) for seed, row in named]
-        gains[name] = plots.known(rows, "n_train", "gain")
+        gains[name] = rows = list[Row]()
+        for run in runs:
+            named = plots.known(run.clients, "client")
+            own = plots.known(
+                [with_gain(row, alone.get((run.seed, row["client"]))) for row in named], "n_train", "gain"
+            )
+            few = max(1, round(SMALL * len(run.clients)))
+            own.sort(key=lambda row: float(row["n_train"]))
+            rows += [{**row, "small": place < few} for place, row in enumerate(own)]
     return {name: rows for name, rows in gains.items() if rows and name != "local"}
 
 
@@ -159,8 +169,7 @@ def _joining(found: Comparison, draw: Drawing) -> Section | None:
     rows = []
     for name, clients in gains.items():
         values = [float(row["gain"]) for row in clients]
-        small = sorted(clients, key=lambda row: float(row["n_train"]))[: max(1, round(len(clients) / 10))]
-        means = [float(np.mean(values)), float(np.mean([row["gain"] for row in small]))]
+        means = [float(np.mean(values)), float(np.mean([row["gain"] for row in clients if row["small"]]))]
         sides = [f"{sum(side)} of {len(values)}" for side in ([v > 0 for v in values], [v < 0 for v in values])]
         rows.append([title(name), *sides, *map(signed, [*means, min(values), max(values)])])
     header = ["Method", "Gain", "Lose", "Mean gain", "Smallest 10%", "Worst", "Best"]
