@@ -178,7 +178,7 @@ NAN = np.where(X == 7, np.nan, X)
     [
         ({"y": Y + 0.7}, "The training data has labels that are no whole numbers"),
         ({"x_test": X, "y_test": Y + 0.7}, "The test data has labels that are no whole numbers"),
-        ({"y": np.where(Y, Y, np.nan)}, r"The training data \(labels\): 30 of the values are missing"),
+        ({"y": np.where(Y, Y, np.nan)}, "The training data: 30 of the labels are missing"),
         ({"y": Y + 2_000_000}, "The label 2000003 is no number of a class"),
         ({"x": NAN}, "The training data: 1 of the values are missing or infinite"),
         ({"x_test": NAN, "y_test": Y}, "The test data: 1 of the values are missing or infinite"),
@@ -193,6 +193,7 @@ NAN = np.where(X == 7, np.nan, X)
         ({"partition": "natural"}, "needs each sample's"),
         ({"partition": "subclasses", "group": Y, "x_test": X, "y_test": Y}, "group_test"),
         ({"partition": "natural", "group": Y[:7]}, "one group"),
+        ({"partition": "natural", "group": [None] + ["a"] * 119}, "The data: 1 of the groups are missing"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(values: dict[str, Any], sentence: str) -> None:
