@@ -347,7 +347,10 @@ def _without(module: nn.Module, name: str) -> nn.Module:
     """The network with its head replaced by the identity: what it then returns are the features."""
     if name == "":
         return nn.Identity()
-    base = copy.deepcopy(module)
+    try:
+        base = copy.deepcopy(module)
+    except RuntimeError as error:  # of tensors that know how they were computed
+        raise UserError(f"The network cannot be copied; does it keep what it last computed? ({error})") from error
     parent, _, child = name.rpartition(".")
     setattr(base.get_submodule(parent), child, nn.Identity())
     return base

@@ -153,7 +153,7 @@ def test_networks_that_cannot_work_are_refused_with_the_reason(
 
 
 class Changing(nn.Module):
-    """Changes its inputs, returns more than logits, or ends in a softmax."""
+    """Changes its inputs, returns more than logits, ends in a softmax, or keeps what it computed."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Changing(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         if self.how == "in place":
             x /= 4
-        out = self.head(x)
+        out = self.kept = self.head(x)
         return (out, x) if self.how == "tuple" else out.softmax(1) if self.how == "softmax" else out
 
 
@@ -180,6 +180,13 @@ def test_networks_that_do_more_than_they_should_are_refused(how: str, message: s
     with pytest.raises(UserError, match=message):
         Model(Changing(how)).check(x)
     assert torch.equal(x, kept)
+
+
+def test_a_network_that_keeps_what_it_computed_is_refused() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), Changing("nothing"))
+    network(torch.randn(2, 4))
+    with pytest.raises(UserError, match="cannot be copied; does it keep what it last computed"):
+        Model(network)
 
 
 def test_a_network_that_is_frozen_can_be_used_and_not_trained() -> None:

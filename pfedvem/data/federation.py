@@ -176,6 +176,8 @@ class Federation:
         """
         if self.source is not None:
             raise UserError("These inputs have come through a backbone already; put both into one nn.Sequential.")
+        if not isinstance(backbone, nn.Module):
+            raise UserError(f"The backbone must be an nn.Module, not {backbone!r}.")
         backbone = backbone.eval().requires_grad_(False)
 
         @torch.no_grad()

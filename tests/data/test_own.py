@@ -450,3 +450,8 @@ def test_inputs_go_through_a_backbone_once_and_only_once() -> None:
     assert through.raw.shape == (4,)
     with pytest.raises(UserError, match="through a backbone already"):
         through.through(backbone)
+    for wrong in (torch.nn.Conv2d(3, 2, 1), torch.nn.LSTM(4, 6)):
+        with pytest.raises(UserError, match=r"makes no tensor of features \(N, ...\) of inputs of shape \(4,\)"):
+            federation.through(wrong)
+    with pytest.raises(UserError, match=r"The backbone must be an nn\.Module, not <function"):
+        federation.through(lambda x: x)  # type: ignore[arg-type]
