@@ -313,6 +313,15 @@ def test_gains_are_against_local_with_the_same_seed(tmp_path: Path) -> None:
     }
 
 
+def test_where_each_run_was_tested_once_nothing_is_drawn_over_the_rounds(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c")
+    assert len(section(make(folder), "Accuracy").figures) == 3
+    for file in folder.glob("cells/*/metrics.jsonl"):
+        file.write_text(file.read_text().splitlines()[-1] + "\n")
+    (figure,) = section(make(folder), "Accuracy").figures
+    assert figure.title == "Personalised models against local data size"
+
+
 def test_small_clients_are_the_tenth_of_each_run_as_in_its_summary(tmp_path: Path) -> None:
     """With seed 1 all clients have less data than any with seed 0, and gain a point more."""
     folder = write_comparison(tmp_path / "c")

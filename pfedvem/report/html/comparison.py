@@ -122,7 +122,7 @@ def _accuracy(found: Comparison, draw: Drawing) -> Section | None:
     for key, name in (("pm", "Personalised models"), ("gm", "Global model")):
         histories = {n: [run.history for run in runs] for n, runs in found.cells.items()}
         having = {n: some for n, some in histories.items() if any(plots.known(one, "round", key) for one in some)}
-        if having:
+        if any(len(plots.known(one, "round", key)) > 1 for some in having.values() for one in some):
             about = "Mean over seeds, and a band from the lowest to the highest."
             figures.append(draw(f"{name} over the rounds", about, plots.convergence, having, key))
             seen |= set(having)
