@@ -33,7 +33,8 @@ PER_SAMPLE = (
     nn.SiLU,
     nn.Tanh,
 )
-PATCH_CHANNELS = 48  # from so many channels on, a product of patches beats the library's weight gradient
+PATCHES = torch.backends.cpu.get_cpu_capability() == "AVX2"  # with AVX-512 the library's weight gradient is faster
+PATCH_CHANNELS = 48  # from so many on, a product of patches beats it
 
 
 def cohort_layers(base: nn.Module) -> list[Layer] | None:
@@ -55,9 +56,17 @@ def _layer(name: str, module: nn.Module) -> Layer | None:
     return None
 
 
+def _in_precision(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As autocast would have them, which does not reach into the gradients that are written out below."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, w, b
+    kind = torch.get_autocast_dtype(x.device.type)
+    return x.to(kind), w.to(kind), None if b is None else b.to(kind)
+
+
 def _linear(name: str, bias: bool) -> Layer:
     def apply(theta: dict[str, Tensor], x: Tensor) -> Tensor:
-        w, b = theta[f"{name}.weight"], theta[f"{name}.bias"] if bias else None
+        x, w, b = _in_precision(x, theta[f"{name}.weight"], theta[f"{name}.bias"] if bias else None)
         if len(w) == 1:
             return F.linear(x, w.squeeze(0), None if b is None else b.squeeze(0))
         # Samples may have further dimensions, as sequences do: to a client's weights they are all rows.
@@ -85,10 +94,10 @@ class _Linear(torch.autograd.Function):
 
 def _convolution(name: str, layer: nn.Conv2d) -> Layer:
     how: How = (layer.stride, layer.padding, layer.dilation, layer.groups)
-    patched = layer.in_channels >= PATCH_CHANNELS and layer.groups == 1 and layer.dilation == (1, 1)
+    patched = PATCHES and layer.in_channels >= PATCH_CHANNELS and layer.groups == 1 and layer.dilation == (1, 1)
 
     def apply(theta: dict[str, Tensor], x: Tensor) -> Tensor:
-        w, b = theta[f"{name}.weight"], theta.get(f"{name}.bias")
+        x, w, b = _in_precision(x, theta[f"{name}.weight"], theta.get(f"{name}.bias"))
         if x.device.type != "cpu":  # accelerators run a cohort well as one grouped convolution
             own = vmap(lambda x, w, b: F.conv2d(x, w, b, *how))
             return own(x.unflatten(0, (w.shape[0], -1)), w, b).flatten(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,7 @@ class Model:
         """Whether an output or a buffer depends on all samples of a batch: then no batch may be padded."""
         self._apart = {True: False, False: False}  # whether clients go one by one, in training and out of it
         self._channels_last = True
+        self._mixed = False
         theta = {key: value.detach().clone() for key, value in self._base.state_dict().items()}
         w = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).detach().clone()
         self.initial = Params(theta, w)
@@ -101,6 +103,15 @@ class Model:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._layers = cohort_layers(self._base)
+
+    def in_precision(self, name: str) -> Model:
+        """The same network, whose base is computed in ``float32`` or in ``bfloat16`` (mixed precision)."""
+        mixed = name == "bfloat16"
+        if mixed == self._mixed:
+            return self
+        other = copy.copy(self)
+        other._mixed = mixed
+        return other
 
     @property
     def dimension(self) -> int:
@@ -134,8 +145,11 @@ class Model:
         x = self._ordered(x.flatten(0, 1))
         # Without gradients nothing needs the whole batch at once; parts of it fit the processor's cache.
         whole = torch.is_grad_enabled() or cohort > 1
-        parts = [self._forward(theta, part, train) for part in ([x] if whole else x.split(FORWARD_BATCH))]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(cohort, batch, -1)
+        # Of the base alone: heads and losses are computed in full, and so are gradients, but for its own.
+        with torch.autocast(x.device.type, torch.bfloat16) if self._mixed else nullcontext():
+            parts = [self._forward(theta, part, train) for part in ([x] if whole else x.split(FORWARD_BATCH))]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return found.view(cohort, batch, -1).to(self.initial.w.dtype)
 
     def features_of(self, theta: Theta, data: ClientData) -> Tensor:
         """One base's output (C, N, features) for all of the clients' data; padding is not computed."""

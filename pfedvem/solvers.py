@@ -7,9 +7,10 @@ cohort costs least with its largest clients first. A cohort of one is an ordinar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -127,30 +128,68 @@ class Momentum:
         )
 
 
-class Adam:
-    """Kingma and Ba's Adam with its usual constants; moments start at zero."""
+@dataclass(frozen=True)
+class Moments(Generic[V]):
+    """What Adam remembers of the gradient and of its square, each like the variables, and of how many steps (C,)."""
 
-    def __init__(self, lr: float) -> None:
-        self._lr, self._steps = lr, 0
-        self._first: list[Tensor] = []
-        self._second: list[Tensor] = []
+    first: V
+    second: V
+    steps: Tensor
+
+    @staticmethod
+    def zero(variables: V) -> Moments[V]:
+        """Before the first step."""
+        first, second = (tree.map(torch.zeros_like, variables) for _ in range(2))
+        leaf = tree.leaves(variables)[0]
+        return Moments(first, second, leaf.new_zeros(len(leaf)))
+
+
+class Adam:
+    """Kingma and Ba's Adam with its usual constants.
+
+    Moments start where they are given, one for each variable and client, or else at zero.
+    """
+
+    def __init__(self, lr: float, moments: Moments[Any] | None = None) -> None:
+        self._lr = lr
+        self._like = moments
+        self._first = [] if moments is None else [leaf.clone() for leaf in tree.leaves(moments.first)]
+        self._second = [] if moments is None else [leaf.clone() for leaf in tree.leaves(moments.second)]
+        self._steps = None if moments is None else moments.steps.clone()
 
     def __call__(self, variables: list[Tensor], gradient: list[Tensor], idle: Tensor | None) -> None:
         beta1, beta2, epsilon = 0.9, 0.999, 1e-8
-        self._first = self._first or [torch.zeros_like(g) for g in gradient]
-        self._second = self._second or [torch.zeros_like(g) for g in gradient]
+        if self._steps is None:
+            self._first, self._second = ([torch.zeros_like(g) for g in gradient] for _ in range(2))
+            self._steps = gradient[0].new_zeros(len(gradient[0]))
         first = [m[: len(g)] for m, g in zip(self._first, gradient, strict=True)]
         second = [m[: len(g)] for m, g in zip(self._second, gradient, strict=True)]
-        self._steps += 1
+        steps = self._steps[: len(gradient[0])]
+        steps += 1
         if idle is not None:
             _stop(idle, gradient + first)
         torch._foreach_lerp_(first, gradient, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradient, gradient, 1 - beta2)
-        scale = list(torch._foreach_div(second, 1 - beta2**self._steps))
-        torch._foreach_sqrt_(scale)
-        torch._foreach_add_(scale, epsilon)
-        torch._foreach_addcdiv_(variables, first, scale, -self._lr / (1 - beta1**self._steps))
+        # Both moments began at zero and are too small by these factors, which may differ from client to client.
+        small1, small2 = (-torch.expm1(steps.double() * math.log(beta)).float() for beta in (beta1, beta2))
+        scale = list(torch._foreach_sqrt(second))
+        torch._foreach_mul_(scale, [_along(small1 / small2.sqrt(), m) for m in scale])
+        torch._foreach_add_(scale, [_along(small1 * epsilon, m) for m in scale])
+        torch._foreach_addcdiv_(variables, first, scale, -self._lr)
+
+    @property
+    def moments(self) -> Moments[Any]:
+        """Those after the last step, where some were given."""
+        assert self._like is not None
+        assert self._steps is not None
+        first, second = tree.rebuild(self._like.first, self._first), tree.rebuild(self._like.second, self._second)
+        return Moments(first, second, self._steps)
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """A value for each client (C,), in a shape that multiplies (C, ...)."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _stop(idle: Tensor, tensors: Iterable[Tensor]) -> None:

@@ -143,13 +143,16 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, start: Start, un
     assert summary(out) == summary(uninterrupted)
 
 
-def test_ctrl_c_keeps_the_rounds_and_names_the_command_that_goes_on(
-    tmp_path: Path, start: Start, uninterrupted: Path
+@pytest.mark.parametrize("by", ["Ctrl-C", "SIGTERM", "SIGTERM in the background"])
+def test_ctrl_c_or_sigterm_keeps_the_rounds_and_names_the_command_that_goes_on(
+    by: str, tmp_path: Path, start: Start, uninterrupted: Path
 ) -> None:
     out = tmp_path / "stopped [run]"
+    if by == "SIGTERM in the background":  # where shells have Ctrl-C ignored
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = start(*LONG, "--set", "checkpoint_every=5", "--out", out)
     wait_for(out / "checkpoint" / "round-00005", process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT if by == "Ctrl-C" else signal.SIGTERM)
     said, errors = process.communicate()
     assert process.returncode == 130, errors
     assert f"Go on with: pfedvem run --out '{out}' --resume" in said

@@ -38,7 +38,11 @@ with torch.random.fork_rng():
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 @pytest.mark.parametrize("cohort", [1, 3, 4])  # four is the batch size, too
-def test_a_cohort_gets_what_each_client_gets_alone(name: str, cohort: int) -> None:
+@pytest.mark.parametrize("patches", [True, False])
+def test_a_cohort_gets_what_each_client_gets_alone(
+    name: str, cohort: int, patches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pfedvem.layers.PATCHES", patches)  # whatever this processor is
     base, shape = NETWORKS[name]
     rng = torch.Generator().manual_seed(0)
     theta = {

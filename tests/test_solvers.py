@@ -12,7 +12,7 @@ from pfedvem.data.federation import ClientData
 from pfedvem.models import Params
 from pfedvem.rng import Rng
 from pfedvem.simulation.fit import fit
-from pfedvem.solvers import Batch, as_batch, count, minibatches, nll, sgd
+from pfedvem.solvers import Adam, Batch, Moments, as_batch, count, descend, minibatches, nll, sgd
 from tests.conftest import blobs, small_network
 
 
@@ -66,6 +66,31 @@ def test_sgd_takes_the_steps_of_torch_optim() -> None:
         optimiser.step()
     steps = [Batch(torch.empty(1, 1), torch.empty(1, 1))] * 6
     torch.testing.assert_close(sgd(lambda v, batch: loss(v), mine, steps, lr=0.05, momentum=0.9), theirs.detach())
+
+
+def test_adam_goes_on_from_the_moments_of_each_client() -> None:
+    """One client has taken three steps before and the other none; both take two more, as torch.optim's would."""
+    target = torch.tensor([[1.0, -2.0, 3.0], [4.0, 0.5, -1.0]])
+    theirs = torch.zeros(2, 3)
+    for client, steps in enumerate((5, 2)):
+        value = theirs[client].clone().requires_grad_()
+        optimiser = torch.optim.Adam([value], lr=0.05)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            ((value - target[client]) ** 4).sum().backward()
+            optimiser.step()
+        theirs[client] = value.detach()
+
+    def steps_of(adam: Adam, start: Tensor, of: Tensor, count: int) -> Tensor:
+        batch = Batch(torch.empty(len(start), 1), torch.empty(len(start), 1))
+        return descend(lambda v, batch: ((v - of) ** 4).sum(1), start, [batch] * count, adam)
+
+    before = torch.zeros(2, 3)
+    adam = Adam(0.05, Moments.zero(before[:1]))
+    begun = torch.cat([steps_of(adam, before[:1], target[:1], 3), before[1:]])
+    adam = Adam(0.05, tree.cat([adam.moments, Moments.zero(before[1:])]))
+    torch.testing.assert_close(steps_of(adam, begun, target, 2), theirs)
+    assert adam.moments.steps.tolist() == [5, 2]
 
 
 def test_sgd_without_momentum_follows_the_closed_form_on_a_quadratic() -> None:

@@ -54,6 +54,7 @@ class PerFedAvg(OneNetwork):
         self, model: Model, down: Params, client: Tensor, carry: Params | None, data: ClientData, rng: Rng
     ) -> tuple[NetworkUp, Tensor, None]:
         loss = network_loss(model)
+        exact = network_loss(model.in_precision("float32"))  # in bfloat16 so small a difference would be lost
         draws = [
             random_batches(data, rng.stream(name), batch_size=self.batch_size, steps=self.steps)
             for name in ("adapt", "meta", "hessian")
@@ -64,8 +65,8 @@ class PerFedAvg(OneNetwork):
             u = gradient(loss, adapted, d1)
             step = u
             if not self.first_order:
-                ahead = gradient(loss, tree.add(v, u, self.delta), d2)
-                behind = gradient(loss, tree.add(v, u, -self.delta), d2)
+                ahead = gradient(exact, tree.add(v, u, self.delta), d2)
+                behind = gradient(exact, tree.add(v, u, -self.delta), d2)
                 step = tree.add(u, tree.add(ahead, behind, -1.0), -self.alpha / (2 * self.delta))
             v = tree.add(v, step, -self.beta)
         return NetworkUp(v, data.n), client, None

@@ -7,7 +7,8 @@ A client keeps a Gaussian q_j over the whole network; the server keeps a Gaussia
         w_j <- Adam step on  zeta KL[ q_j || w_j ]                      q_j fixed
     v = (1 - beta) v + beta mean_S w_j                                  mu and rho averaged, sigma = log(1 + exp(rho))
 
-Full batches, so the NLL is summed over the client's data and zeta is undivided. Adam's moments do not outlive a round.
+Full batches, so the NLL is summed over the client's data and zeta is undivided. q_j keeps the moments of its Adam from
+round to round, as the public code does; w_j begins anew, and so do its moments.
 PM = the mean of q_j, GM = the mean of v.
 """
 
@@ -27,7 +28,7 @@ from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params, Posterior
 from pfedvem.rng import Rng, Stream
-from pfedvem.solvers import Adam, Batch, Descent, as_batch
+from pfedvem.solvers import Adam, Batch, Descent, Moments, as_batch
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class Belief:
 
 
 @dataclass(frozen=True)
+class Client:
+    """The posterior q_j, and what Adam remembers of its gradients."""
+
+    q: Belief
+    moments: Moments[Belief]
+
+
+@dataclass(frozen=True)
 class Up:
     """The local copy of the global Gaussian, and the data size n_j (C,)."""
 
@@ -61,7 +70,7 @@ def divergence(q: Belief, w: Belief) -> Tensor:
     return torch.stack([bayes.kl_between(a, b) for a, b in zip(q.parts, w.parts, strict=True)]).sum(0)
 
 
-class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
+class PFedBayes(Averaging, Algorithm[Belief, Client, Belief, Belief, Up]):
     """Gaussian posteriors over whole networks, kept near a global Gaussian."""
 
     name: ClassVar[str] = "pfedbayes"
@@ -86,15 +95,16 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
         rho = bayes.inverse_softplus(self.sigma)
         return Belief(model.initial, tree.map(lambda leaf: torch.full_like(leaf, rho), model.initial))
 
-    def client_init(self, model: Model, server: Belief, rng: Rng) -> Belief:
-        return tree.map(lambda leaf: leaf.clone(), tree.expand(server, len(rng)))
+    def client_init(self, model: Model, server: Belief, rng: Rng) -> Client:
+        q = tree.map(lambda leaf: leaf.clone(), tree.expand(server, len(rng)))
+        return Client(q, Moments.zero(q))
 
     def down(self, server: Belief) -> Belief:
         return server
 
-    def adapt(self, model: Model, down: Belief, client: Belief, data: ClientData, rng: Rng) -> tuple[Belief, Belief]:
-        noise, batch = rng.stream("noise"), as_batch(data)
-        q, w = Descent(client, Adam(self.lr)), Descent(tree.expand(down, len(rng)), Adam(self.lr))
+    def adapt(self, model: Model, down: Belief, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Belief]:
+        noise, batch, adam = rng.stream("noise"), as_batch(data), Adam(self.lr, client.moments)
+        q, w = Descent(client.q, adam), Descent(tree.expand(down, len(rng)), Adam(self.lr))
         posterior, prior = q.value, w.value
 
         def negative_elbo(belief: Belief, batch: Batch) -> Tensor:
@@ -110,11 +120,11 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
             posterior = q.value
             w.step(to_posterior, batch)
             prior = w.value
-        return q.value, w.value
+        return Client(q.value, adam.moments), w.value
 
     def contribute(
-        self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng
-    ) -> tuple[Up, Belief, Belief]:
+        self, model: Model, down: Belief, client: Client, carry: Belief | None, data: ClientData, rng: Rng
+    ) -> tuple[Up, Client, Belief]:
         assert carry is not None
         return Up(carry, data.n), client, carry
 
@@ -122,14 +132,14 @@ class PFedBayes(Averaging, Algorithm[Belief, Belief, Belief, Belief, Up]):
         return tree.towards(server, tree.weighted_mean(ups.w, self.weigh(ups.n)), self.beta)
 
     def personal(
-        self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng
+        self, model: Model, down: Belief, client: Client, carry: Belief | None, data: ClientData, rng: Rng
     ) -> Params:
-        return client.mu
+        return client.q.mu
 
     def posterior(
-        self, model: Model, down: Belief, client: Belief, carry: Belief | None, data: ClientData, rng: Rng
+        self, model: Model, down: Belief, client: Client, carry: Belief | None, data: ClientData, rng: Rng
     ) -> Posterior:
-        return Posterior(client.mu, tree.named(tree.map(F.softplus, client.rho)))
+        return Posterior(client.q.mu, tree.named(tree.map(F.softplus, client.q.rho)))
 
     def general(self, server: Belief) -> Params:
         return server.mu

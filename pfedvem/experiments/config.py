@@ -68,6 +68,9 @@ class Config(BaseModel):
         default=None, ge=1, description="clients that are trained together, at most; by default as many as pays"
     )
     device: Literal["cpu", "cuda", "mps"] = Field(default="cpu", description="where tensors are computed")
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the base's products and convolutions while clients train"
+    )
     data: DataSettings
     guard: Guard = Field(default=Guard(), description="how far the server trusts uploads")
     algorithm: SerializeAsAny[SkipValidation[AnyAlgorithm]]

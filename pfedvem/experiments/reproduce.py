@@ -10,13 +10,16 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
 
 from pfedvem.data.federation import Federation
@@ -165,7 +168,8 @@ def reproduce(
 
     With ``finished_only`` nothing is run: the study is made of what is there. ``save`` gets the study as it stands, at
     first, after each run and at the end. A run that diverges does not keep the others from running. Ctrl-C ends with
-    ``Interrupted``; the same call goes on from there.
+    ``Interrupted``; the same call goes on from there. Several processes may do the same study in one folder: none runs
+    what another is at, and at the end each waits for what the others have begun.
     """
     progress = progress or Progress()
     runs = [(cell, cell.names[i], cell.configs[i]) for i in range(_seeds(cells)) for cell in cells]
@@ -180,12 +184,20 @@ def reproduce(
         return Reproduction(study, tuple(cells), dict(records), tuple(failures))
 
     save(current())
-    for number, (cell, name, config) in enumerate(missing):
+    left, total = deque((*run, False) for run in missing), len(missing)
+    while left:
+        cell, name, config, wait = left.popleft()
         title = f"{cell.dataset}, {cell.heading}, {cell.line.title}, seed {config.seed}"
         if on_cell is not None:
-            on_cell(title, number, len(missing))
+            on_cell(title, total - len(left) - 1, total)
         try:
-            records[name] = run_one(config, _file(out, name), out / "unfinished" / name, progress)
+            with _claimed(out, name, wait) as mine:
+                if not mine:
+                    progress.note("Another process is at this run, and is waited for at the end.")
+                    left.append((cell, name, config, True))
+                    continue
+                done = finished(config, _file(out, name))  # perhaps by another process in the meantime
+                records[name] = done or run_one(config, _file(out, name), out / "unfinished" / name, progress)
         except checkpoints.Unwritten:
             raise  # the others could not be written either
         except UserError as error:
@@ -193,6 +205,28 @@ def reproduce(
             failures.append(f"{title}: {error}")
         save(current())
     return current()
+
+
+@contextmanager
+def _claimed(out: Path, name: str, wait: bool) -> Iterator[bool]:
+    """Keeps other processes from a run; False where one of them has it, unless it is to be waited for."""
+    file = out / "unfinished" / f"{name}.lock"
+    lock, mine = FileLock(file), True
+    with checkpoints.writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=-1 if wait else 0)
+        except Timeout:
+            mine = False
+        except NotImplementedError:  # a file system without locks, on which nobody can know of others
+            pass
+    try:
+        yield mine
+    finally:
+        lock.release()
+    if mine and _file(out, name).exists():  # whoever takes the lock after that finds the run finished
+        with suppress(OSError):  # Windows, where another process has the lock open
+            file.unlink()
 
 
 def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Record:
@@ -218,9 +252,10 @@ def finished(config: Config, file: Path, *, as_it_is: bool = False) -> Record | 
     try:
         record: Record = checkpoints.unsealed(file.read_bytes())
         _Kept.model_validate(record)
-        # What the run's file does not name came into the method later, and was as it is by default.
+        # What the run's file does not name came later, and was as it is by default.
         default = type(config.algorithm).model_construct().model_dump(mode="json")
-        was, now = flat(merged({"algorithm": default}, record["config"])), flat(config.dump())
+        before = {"precision": "float32", "algorithm": default}
+        was, now = flat(merged(before, record["config"])), flat(config.dump())
     except Damaged as error:
         raise UserError(f"{file} is damaged ({error}): delete it, and it is run again.") from error
     except ValueError as error:

@@ -66,6 +66,7 @@ def train(
         workers=config.workers,
         cohort=config.cohort,
         device=config.device,
+        precision=config.precision,
         train=config.train,
         eval_clients=config.eval_clients,
         keep_models=config.keep_models,

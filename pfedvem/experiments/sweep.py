@@ -166,6 +166,7 @@ def _in_processes(plan: Plan, out: Path, data: Federation, on_change: OnChange, 
 def _job(plan: Plan, out: Path, data: Federation, parent: int) -> None:
     torch.set_num_threads(1)  # PyTorch's own threads do not survive a fork; clients train in one thread anyway
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the parent's command line has it
     threading.Thread(target=follow, args=(parent,), daemon=True).start()
     try:
         work(plan, out, data, Progress(), lambda found: None)

@@ -29,6 +29,7 @@ class Setup:
     seed: int
     device: str = "cpu"
     guard: Guard = TRUST
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def perform(setup: Setup, down: Any, client: Any, job: Job) -> Outcome:
 
     What is computed on an accelerator comes back to main memory.
     """
-    algorithm, model, before = setup.algorithm, setup.model, client
+    algorithm, model, before = setup.algorithm, setup.model.in_precision(setup.precision), client
     down, client = tree.to(down, setup.device), tree.to(client, setup.device)
     data = setup.federation.cohort(job.clients, setup.device)
     rng = Rng(setup.seed, job.round, job.clients, setup.device)

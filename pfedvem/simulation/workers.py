@@ -79,6 +79,7 @@ def _serve(setup: Setup, pipe: Connection, parent: int) -> None:
     torch.set_num_threads(1)
     _keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the parent's command line has it
     threading.Thread(target=follow, args=(parent,), daemon=True).start()
     down: Any = None
     while True:

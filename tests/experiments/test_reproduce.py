@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from matplotlib.figure import Figure
 
 from pfedvem import Progress, UserError
@@ -21,6 +22,7 @@ from pfedvem.cli import main
 from pfedvem.data.settings import DataSettings
 from pfedvem.experiments import reproduce as module
 from pfedvem.experiments.compare import Measure
+from pfedvem.experiments.config import Config
 from pfedvem.experiments.reproduce import Found, Recorder, Reproduction, partition_sizes, reproduce, snapshots
 from pfedvem.experiments.studies import STUDIES, Cell, Line, Study, grid, published, study
 from pfedvem.report import figures
@@ -179,6 +181,41 @@ def test_finished_runs_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: p
     assert again.records == first.records
     fewer = grid(study("table1", ["digits"], ["pfedvem"], [4]), seeds=1, flags=TINY)
     assert reproduce(chosen, fewer, tmp_path).found[0].seeds == 1
+
+
+@pytest.mark.parametrize("ends", ["finished", "killed"])
+def test_a_run_that_another_process_is_at_comes_last(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, cells = tiny()
+    theirs, ours = (cell.names[0] for cell in cells)
+    (tmp_path / "unfinished").mkdir()
+    other = FileLock(tmp_path / "unfinished" / f"{theirs}.lock")
+    other.acquire()
+    real, order = module.run_one, []
+
+    def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Any:
+        order.append(file.stem)
+        if file.stem == ours:  # meanwhile, the other process
+            if ends == "finished":
+                real(cells[0].configs[0], tmp_path / "runs" / f"{theirs}.json", tmp_path / "elsewhere", Progress())
+            other.release()
+        return real(config, file, folder, progress)
+
+    monkeypatch.setattr(module, "run_one", run_one)
+    progress, seen = Mock(Progress), []
+    done = reproduce(chosen, cells, tmp_path, progress=progress, on_cell=lambda *at: seen.append(at[1:]))
+    assert order == ([ours] if ends == "finished" else [ours, theirs])
+    assert set(done.records) == {theirs, ours}
+    assert "Another process is at this run" in progress.note.call_args_list[0].args[0]
+    assert seen == [(0, 2), (0, 2), (1, 2)]
+    assert list((tmp_path / "unfinished").iterdir()) == []
+
+
+def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=NotImplementedError("no flock here")))
+    chosen, cells = tiny(methods=("fedavg",))
+    assert len(reproduce(chosen, cells, tmp_path).records) == 1
 
 
 def test_what_is_finished_can_be_shown_without_running_the_rest(tmp_path: Path) -> None:

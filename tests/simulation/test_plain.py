@@ -7,6 +7,7 @@ compared as well, not the steps alone.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -243,20 +244,22 @@ def pfedme(number: int, up: list[int], server: Weights) -> Round:
     return mean_score(theta), score(server, EVERYONE), server
 
 
-def pfedbayes(number: int, up: list[int], state: tuple[Weights, list[Weights]]) -> Round:
-    """Beliefs are six tensors: means, then rho."""
-    server, kept = state
+def pfedbayes(number: int, up: list[int], state: tuple[Weights, list[Weights], list[Any]]) -> Round:
+    """Beliefs are six tensors: means, then rho. What Adam knows of q is kept."""
+    server, kept, known = state
     lam, lr = 2.0, 0.01
 
     def kl(a: Weights, b: Weights) -> Tensor:
         pairs = ((Normal(p[i], F.softplus(p[3 + i])) for p in (a, b)) for i in range(3))
         return torch.stack([kl_divergence(*both).sum() for both in pairs]).sum()
 
-    sent, kept = [], list(kept)
+    sent, kept, known = [], list(kept), list(known)
     for j, (x, y) in enumerate(TRAIN):
         noise = generator(SEED, "noise", round=number, client=j)
         q, w = ([value.clone().requires_grad_() for value in start] for start in (kept[j], server))
         of_q, of_w = torch.optim.Adam(q, lr=lr), torch.optim.Adam(w, lr=lr)
+        if known[j] is not None:
+            of_q.load_state_dict(known[j])
         for _ in range(2):
             for _ in range(3):
                 drawn = [q[i] + F.softplus(q[3 + i]) * normal(noise, *q[i].shape) for i in range(3)]
@@ -266,10 +269,10 @@ def pfedbayes(number: int, up: list[int], state: tuple[Weights, list[Weights]]) 
             of_w.zero_grad()
             (lam * kl(q, w)).backward()
             of_w.step()
-        kept[j] = [value.detach() for value in q]
+        kept[j], known[j] = [value.detach() for value in q], copy.deepcopy(of_q.state_dict())
         sent.append([value.detach() for value in w])
     server = mean([sent[j] for j in up], [1.0] * len(up))
-    return mean_score(q[:3] for q in kept), score(server[:3], EVERYONE), (server, kept)
+    return mean_score(q[:3] for q in kept), score(server[:3], EVERYONE), (server, kept, known)
 
 
 def pfedvem(terms: str = "both", beta: float = 1.0) -> Callable[[int, list[int], Any], Round]:
@@ -336,7 +339,11 @@ CASES: list[tuple[AnyAlgorithm, Callable[..., Round], Any]] = [
     (IFCA(**COMMON), ifca, (START[:2], [START[2], SECOND])),
     (PerFedAvg(alpha=0.05, beta=0.1, steps=4, batch_size=B, delta=1e-2), perfedavg, START),
     (PFedMe(lr=0.1, lr_personal=0.05, lam=2.0, steps=4, inner_steps=3, batch_size=B), pfedme, START),
-    (PFedBayes(lr=0.01, epochs=2, samples=3, lam=2.0, sigma=0.1), pfedbayes, (BELIEF, [BELIEF for _ in CLIENTS])),
+    (
+        PFedBayes(lr=0.01, epochs=2, samples=3, lam=2.0, sigma=0.1),
+        pfedbayes,
+        (BELIEF, [BELIEF for _ in CLIENTS], [None for _ in CLIENTS]),
+    ),
     *(
         (
             PFedVEM(**OURS, confidence=terms, beta=beta),
