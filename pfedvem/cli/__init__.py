@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from importlib.metadata import version as installed_version
-from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
@@ -28,7 +27,8 @@ def version() -> None:
 def main() -> None:
     """Runs the command line; what a user can mend is a sentence and exit code 2, never a traceback."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _as_ctrl_c)
+        # By it schedulers, and machines that shut down, end a command: it keeps its rounds as after Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(prog_name="pfedvem")
     except UserError as error:
@@ -37,13 +37,6 @@ def main() -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         again = " Free some space and give the command again, for a run with --resume." if full else ""
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.{again}")
-
-
-def _as_ctrl_c(_: int, frame: FrameType | None) -> None:
-    """SIGTERM, by which schedulers and machines that shut down end a run: it keeps its rounds as after Ctrl-C."""
-    handler = signal.getsignal(signal.SIGINT)
-    # Whoever is writing has put Ctrl-C off; a shell's background processes have it ignored, but not this.
-    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -8,9 +8,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -54,15 +54,15 @@ def mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None = Non
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the block is done."""
-    if threading.current_thread() is not threading.main_thread():
+    """Ctrl-C and SIGTERM wait until the block is done, where there is somebody to handle them."""
+    came: list[int] = []
+    with ExitStack() as afterwards:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
+                if callable(handler):  # neither ignored nor left to the system
+                    afterwards.callback(signal.signal, number, handler)
+                    signal.signal(number, lambda number, _: came.append(number))
         yield
-        return
-    pressed: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed and callable(before):
-        before(signal.SIGINT, None)
+    for waited in came:
+        signal.raise_signal(waited)

@@ -102,21 +102,25 @@ def test_two_that_write_the_same_file_do_so_one_after_the_other(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_ctrl_c_waits_until_what_belongs_together_is_done() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_wait_until_what_belongs_together_is_done(number: signal.Signals) -> None:
+    other = signal.SIGTERM if number == signal.SIGINT else signal.SIGINT
     steps = []
 
-    def press() -> None:
+    def send() -> None:
         with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-            steps.append("after the key was pressed")
+            os.kill(os.getpid(), number)
+            steps.append("after the signal")
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (number, other)}
     try:
+        send()  # where it is ignored, it stays so
+        signal.signal(number, signal.default_int_handler)  # and is not where the other one is
         with pytest.raises(KeyboardInterrupt):
-            press()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        press()  # where Ctrl-C is ignored, it stays so
+            send()
+        assert signal.getsignal(number) is signal.default_int_handler
+        assert signal.getsignal(other) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     assert len(steps) == 2
