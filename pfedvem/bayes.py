@@ -61,10 +61,10 @@ def confidence(q: Gaussian, w: Tensor, terms: str = "both") -> Tensor:
     return dimension(q) / spread
 
 
-def kl_between(q: Gaussian, p: Gaussian) -> Tensor:
-    """KL[ q_j || p_j ] of two diagonal Gaussians of any shape, (C,)."""
-    ratio = (q.sigma / p.sigma).square()
-    each = ratio + ((q.mu - p.mu) / p.sigma).square() - 1 - ratio.log()
+def kl_between(mu: Tensor, sigma: Tensor, prior_mu: Tensor, prior_sigma: Tensor) -> Tensor:
+    """KL[ N(mu, sigma^2) || N(prior_mu, prior_sigma^2) ] of diagonal Gaussians of any shape, (C,)."""
+    ratio = (sigma / prior_sigma).square()
+    each = ratio + ((mu - prior_mu) / prior_sigma).square() - 1 - ratio.log()
     return 0.5 * each.flatten(1).sum(1)
 
 

@@ -24,11 +24,13 @@ from torch import Tensor
 
 from pfedvem import bayes, tree
 from pfedvem.algorithms.base import Algorithm, Averaging
-from pfedvem.bayes import Gaussian
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params, Posterior
-from pfedvem.rng import Rng, Stream
+from pfedvem.rng import Rng
 from pfedvem.solvers import Adam, Batch, Descent, Moments, as_batch
+
+Part = tuple[Tensor, Tensor]
+"""Mean and standard deviation of the weights in one tensor."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,10 @@ class Belief:
     rho: Params
 
     @property
-    def parts(self) -> list[Gaussian]:
+    def parts(self) -> list[Part]:
+        """As it is now: a step changes the means in place, but not these standard deviations."""
         pairs = zip(tree.leaves(self.mu), tree.leaves(self.rho), strict=True)
-        return [Gaussian(mu, rho) for mu, rho in pairs]
-
-    def sample(self, noise: Stream) -> Params:
-        """One draw of each client's network."""
-        draws = [part.sample(noise.normal(1, *part.mu.shape[1:])).squeeze(1) for part in self.parts]
-        return tree.rebuild(self.mu, draws)
+        return [(mu, F.softplus(rho)) for mu, rho in pairs]
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,9 @@ class Up:
     n: Tensor
 
 
-def divergence(q: Belief, w: Belief) -> Tensor:
+def divergence(q: list[Part], w: list[Part]) -> Tensor:
     """KL[ q_j || w_j ] over all weights, (C,)."""
-    return torch.stack([bayes.kl_between(a, b) for a, b in zip(q.parts, w.parts, strict=True)]).sum(0)
+    return torch.stack([bayes.kl_between(*a, *b) for a, b in zip(q, w, strict=True)]).sum(0)
 
 
 class PFedBayes(Averaging, Algorithm[Belief, Client, Belief, Belief, Up]):
@@ -105,21 +103,21 @@ class PFedBayes(Averaging, Algorithm[Belief, Client, Belief, Belief, Up]):
     def adapt(self, model: Model, down: Belief, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Belief]:
         noise, batch, adam = rng.stream("noise"), as_batch(data), Adam(self.lr, client.moments)
         q, w = Descent(client.q, adam), Descent(tree.expand(down, len(rng)), Adam(self.lr))
-        posterior, prior = q.value, w.value
 
         def negative_elbo(belief: Belief, batch: Batch) -> Tensor:
-            network = belief.sample(noise)
-            return model.nll(model.logits(network, batch.x, train=True), batch) + self.lam * divergence(belief, prior)
+            parts = belief.parts
+            draw = tree.rebuild(belief.mu, [mu + sigma * noise.normal(*mu.shape[1:]) for mu, sigma in parts])
+            return model.nll(model.logits(draw, batch.x, train=True), batch) + self.lam * divergence(parts, prior)
 
         def to_posterior(belief: Belief, batch: Batch) -> Tensor:
-            return self.lam * divergence(posterior, belief)
+            return self.lam * divergence(posterior, belief.parts)
 
         for _ in range(self.epochs):
+            prior = w.value.parts
             for _ in range(self.samples):
                 q.step(negative_elbo, batch)
-            posterior = q.value
+            posterior = q.value.parts
             w.step(to_posterior, batch)
-            prior = w.value
         return Client(q.value, adam.moments), w.value
 
     def contribute(
