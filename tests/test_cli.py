@@ -294,3 +294,13 @@ def test_a_command_needs_no_words_besides_its_name(command: str, monkeypatch: py
     monkeypatch.setattr(f"pfedvem.experiments.{command}.{command}", reached)
     with pytest.raises(Reached):
         call(command)
+
+
+def test_methods_shows_what_a_data_set_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("methods", "local") == 0
+    shown = capsys.readouterr().out
+    assert "lr=[0.01, 0.001]" in shown
+    assert call("methods", "--json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["pfedvem"]["presets"]["cifar100"] == {"batch_size": 50, "lr_base": 0.01, "head_epochs": 20}
+    assert rows["scaffold"]["presets"].keys() == {"digits", "fmnist"}

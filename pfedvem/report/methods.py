@@ -1,4 +1,4 @@
-"""The methods for people: what they keep and send, the models that they give, and their hyper-parameters."""
+"""The methods for people: what they keep and send, the models that they give, their hyper-parameters and presets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pfedvem.algorithms import METHODS, AnyAlgorithm, method
+from pfedvem.experiments.presets import ALGORITHMS
 
 SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
@@ -36,7 +37,18 @@ def methods_view(name: str | None = None) -> RenderableType:
             cells = (str(setting[key]) for key in ("name", "default", "range", "meaning"))
             settings.add_row(row["name"] if number == 0 else "", *(escape(cell) for cell in cells))
         settings.add_section()
-    return Group(overview, settings, "Set one with --set NAME=VALUE.")
+    presets = Table(title="Presets: what differs on a data set", title_justify="left", header_style="bold")
+    for column in ("method", "data set", "settings"):
+        presets.add_column(column, no_wrap=column != "settings")
+    for row in rows:
+        for number, (dataset, values) in enumerate(row["presets"].items()):
+            given = ", ".join(
+                f"{key}={list(value) if isinstance(value, tuple) else value}" for key, value in values.items()
+            )
+            presets.add_row(row["name"] if number == 0 else "", dataset, escape(given))
+        presets.add_section()
+    shown = [overview, settings, *([presets] if presets.row_count else [])]  # a method of yours may have none
+    return Group(*shown, "Set one with --set NAME=VALUE.")
 
 
 def _row(cls: type[AnyAlgorithm]) -> dict[str, Any]:
@@ -49,6 +61,7 @@ def _row(cls: type[AnyAlgorithm]) -> dict[str, Any]:
         "gm": cls.global_model,
         "reference": cls.reference,
         "settings": [_setting(name, field) for name, field in cls.model_fields.items()],
+        "presets": {dataset: values for (dataset, name), values in ALGORITHMS.items() if name == cls.name},
     }
 
 
