@@ -45,7 +45,7 @@ ALGORITHMS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar10", "fedper"): {"lr": 1e-2, "batch_size": 50},
     # The best of five over 30 rounds of 100 clients. With an alpha of 0.01 its gradients grow until it diverges.
     ("cifar10", "perfedavg"): {"alpha": 1e-3, "steps": 50},
-    # As on Fashion-MNIST. Of four over 30 rounds of 20 clients with 10,000 samples, batches of 10 were a point better
+    # As on Fashion-MNIST. Of seven over 30 rounds of 20 clients with 10,000 samples, batches of 10 were a point better
     # and take longer (results/sweeps).
     ("cifar10", "pfedme"): {"lr": 1e-1, "lam": 1.0, "batch_size": 50, "epochs": 5},
     # Published with the paper's code.
