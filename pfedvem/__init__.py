@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from pfedvem.errors import UserError
     from pfedvem.guard import Guard
     from pfedvem.models import Model
+    from pfedvem.saved import load
     from pfedvem.simulation.fit import fit
     from pfedvem.simulation.results import Result
     from pfedvem.simulation.rounds import Progress
-    from pfedvem.trained import Trained, load
+    from pfedvem.trained import Trained
     from pfedvem.uncertainty import Prediction
 else:
     # The same at run time, but imported when first used: PyTorch takes seconds, and `pfedvem --help` needs none of it.
@@ -24,10 +25,11 @@ else:
         "pfedvem.errors": ("UserError",),
         "pfedvem.guard": ("Guard",),
         "pfedvem.models": ("Model",),
+        "pfedvem.saved": ("load",),
         "pfedvem.simulation.fit": ("fit",),
         "pfedvem.simulation.results": ("Result",),
         "pfedvem.simulation.rounds": ("Progress",),
-        "pfedvem.trained": ("Trained", "load"),
+        "pfedvem.trained": ("Trained",),
         "pfedvem.uncertainty": ("Prediction",),
     }
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pfedvem import tree
 from pfedvem.data.inputs import Inputs
-from pfedvem.data.own import label_numbers
+from pfedvem.data.labels import label_numbers
 from pfedvem.errors import UserError
 from pfedvem.models import Model, Params, Posterior
 from pfedvem.rng import generator

@@ -14,8 +14,8 @@ from torch import nn
 
 from pfedvem import FedAvg, Federation, Local, Model, PFedVEM, Result, UserError, fit, load
 from pfedvem.algorithms import METHODS
+from pfedvem.saved import add_personal, model_folder
 from pfedvem.simulation.work import score_clients
-from pfedvem.trained import add_personal, model_folder
 from tests.conftest import blobs, small_network
 
 QUICK = PFedVEM(lr_head=0.01, lr_base=0.02, base_epochs=2, scale=0.3)

@@ -84,7 +84,7 @@ def personalize(
     `pfedvem predict` and `pfedvem export` know the client from then on.
     """
     from pfedvem.data.files import read_samples
-    from pfedvem.trained import add_personal, model_folder
+    from pfedvem.saved import add_personal, model_folder
 
     trained = _load(model, network)
     x, y = read_samples(data, trained.inputs, label)
@@ -158,7 +158,7 @@ def _load(folder: Path, network: str | None) -> Trained:
     from torch import nn
 
     from pfedvem.algorithms import imported
-    from pfedvem.trained import load
+    from pfedvem.saved import load
 
     if network is None:
         return load(folder)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from pfedvem.data import partitions
 from pfedvem.data.federation import Federation, Indices, Shard, Split
+from pfedvem.data.given import pair, refuse_mixed
 from pfedvem.data.inputs import refuse_unlabelled
+from pfedvem.data.labels import class_names, label_numbers
 from pfedvem.data.settings import DataSettings, Partition
 from pfedvem.data.sources import Samples, Source, channel_constants, load_source, with_test
 from pfedvem.errors import UserError
@@ -48,8 +50,6 @@ def from_arrays(
     id, where the partition needs one. Without test data some is held out. ``settings`` are further fields of
     DataSettings, such as ``sizes``.
     """
-    from pfedvem.data import own  # which itself makes federations by this module
-
     chosen = DataSettings(dataset="arrays", clients=clients, partition=partition, **settings)
     grouped = partition in ("subclasses", "domains")
     needed = (grouped or partition == "natural", grouped and x_test is not None)
@@ -59,13 +59,13 @@ def from_arrays(
             "and as group_test that of each test sample."
         )
     groups, numbers = _number(group, group_test)
-    parts = {"The training data": own.pair(x, y, "The training data")}
+    parts = {"The training data": pair(x, y, "The training data")}
     if x_test is not None:
-        parts["The test data"] = own.pair(x_test, y_test, "The test data")
-    own.refuse_mixed(parts.items())
-    names = own.class_names([labels for _, labels in parts.values()], classes)
+        parts["The test data"] = pair(x_test, y_test, "The test data")
+    refuse_mixed(parts.items())
+    names = class_names([labels for _, labels in parts.values()], classes)
     train, *tests = [
-        _samples(inputs, own.label_numbers(labels, names, whose), part)
+        _samples(inputs, label_numbers(labels, names, whose), part)
         for (whose, (inputs, labels)), part in zip(parts.items(), numbers, strict=False)
     ]
     test = tests[0] if tests else None

@@ -54,9 +54,9 @@ def read(
     with _opened(where) as splits:
         train, test, notes = _train_and_test(splits, str(where))
         image = _image_column(train, image)
-        label = _label_column(train, label)
+        label = label_column(train, label)
         parts = [train] if test is None else [train, test]
-        files = [_encoded(part, image) for part in parts]
+        files = [encoded(part, image) for part in parts]
         labels = _column(parts, label)
         groups = None if group is None else _column(parts, _known(train, group))
     if not files[0]:
@@ -163,7 +163,8 @@ def _image_column(data: Dataset, column: str | None) -> str:
     return found[0]
 
 
-def _label_column(data: Dataset, column: str | None) -> str:
+def label_column(data: Dataset, column: str | None) -> str:
+    """The column of the labels: as named, or the only one that it can be."""
     if column is not None:
         return _known(data, column)
     from datasets import ClassLabel
@@ -178,7 +179,7 @@ def _label_column(data: Dataset, column: str | None) -> str:
     return found[0]
 
 
-def _encoded(data: Dataset, column: str) -> list[Encoded]:
+def encoded(data: Dataset, column: str) -> list[Encoded]:
     """The images as bytes, or as paths where the data keeps them in files."""
     from datasets import Image
 

@@ -28,7 +28,7 @@ from pfedvem.errors import UserError
 from pfedvem.report.data import save_picture
 from pfedvem.report.plots import ALONE, GM, PM, plain_ticks
 from pfedvem.report.run import shown
-from pfedvem.trained import model_folder, read_card
+from pfedvem.saved import model_folder, read_card
 
 if TYPE_CHECKING:
     import pandas as pd

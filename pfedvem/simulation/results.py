@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pfedvem import tree
+from pfedvem import saved, tree
 from pfedvem.data.inputs import Inputs
 from pfedvem.errors import UserError
 from pfedvem.models import Posterior
@@ -25,7 +25,7 @@ from pfedvem.simulation.executors import Executor, Vectorised
 from pfedvem.simulation.executors import executor as make_executor
 from pfedvem.simulation.rounds import State, mean, number
 from pfedvem.simulation.work import Job, Scores, Setup, score_general
-from pfedvem.trained import ROUNDS, Personal, Trained, write_personal
+from pfedvem.trained import ROUNDS, Personal, Trained
 from pfedvem.uncertainty import SAMPLES, Calibration, Prediction, calibration, predictor
 
 if TYPE_CHECKING:
@@ -250,14 +250,14 @@ class Result:
         for file in (out / "model" / "personal").glob("*.safetensors"):  # of fewer rounds; who came later stays
             if file.stem.isdecimal() and int(file.stem) < len(rows):
                 file.unlink()
-        self.trained.write(out / "model", self._inspected())
+        saved.write(self.trained, out / "model", self._inspected())
         if models and self.setup.algorithm.personalised:
             federation = self.setup.federation
             with make_executor(self.setup, executor, workers) as place:
                 for personal in self.take_home(range(len(federation)), place):
-                    write_personal(out / "model", federation.place(personal.client), personal)
+                    saved.write_personal(out / "model", federation.place(personal.client), personal)
             for number, personal in enumerate(self.trained.later.values(), len(federation)):
-                write_personal(out / "model", number, personal)
+                saved.write_personal(out / "model", number, personal)
         # The summary comes last: where it is, everything is.
         checkpoints.replace(out / "summary.json", (json.dumps(self.summary, indent=2) + "\n").encode())
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from pfedvem import Federation, UserError, from_arrays
 from pfedvem.data.inputs import Inputs
-from pfedvem.data.own import label_numbers
+from pfedvem.data.labels import label_numbers
 
 
 def pair(n: int, features: int = 4, classes: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
