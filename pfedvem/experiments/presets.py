@@ -67,7 +67,7 @@ ALGORITHMS: dict[tuple[str, str], dict[str, Any]] = {
     # The best of six over 100 rounds; over 12, a learning rate of 1e-2 had seemed better.
     ("fmnist", "fedrep"): {"batch_size": 50, "head_epochs": 5},
     ("fmnist", "perfedavg"): {"alpha": 1e-2, "beta": 1e-1, "steps": 50},
-    # The best of 21 over 20 rounds and of two over 80. One step on each batch: with five, as usual, theta_j fits the batch.
+    # The best of 21 over 20 rounds and of two over 80. One step on each batch: with the usual five theta_j fits it.
     ("fmnist", "pfedme"): {"lr": 1e-1, "lr_personal": 3e-2, "lam": 1.0, "epochs": 5, "inner_steps": 1},
     # The best of six over 40 rounds of 20 clients.
     ("fmnist", "pfedbayes"): {"lr": 1e-3, "sigma": 0.01},
