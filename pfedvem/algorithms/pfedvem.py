@@ -85,7 +85,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of both; it does not outlive a round")
     beta: float = Field(default=1.0, gt=0, le=1, description="how far the server moves to what is merged")
     confidence: Literal["both", "uncertainty", "deviation"] = Field(
-        default="both", description="terms of tau (ablations)"
+        default="both", description="terms of tau (ablations); 'deviation' weighs uploads alone, the pull has both"
     )
     prediction: Literal["mean", "average"] = Field(
         default="mean", description="predict by mu, or average over samples of q"
@@ -106,6 +106,8 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
 
     def adapt(self, model: Model, down: Server, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Carry]:
         tau = bayes.confidence(client.q, down.w, self.confidence)
+        # The deviation alone would pull without end where mu_j is near w, as it is at first: no step is small enough.
+        pull = bayes.confidence(client.q, down.w) if self.confidence == "deviation" else tau
         with torch.no_grad():
             features = model.features_of(down.theta, data)
         noise = rng.stream("head")
@@ -113,7 +115,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
         def negative_elbo(q: Gaussian, batch: Batch) -> Tensor:
             heads = q.sample(noise.normal(self.samples, *down.w.shape))
             logits = apply_head(heads, batch.x)
-            return model.nll(logits, batch).mean(1) + bayes.kl(q, down.w, tau)
+            return model.nll(logits, batch).mean(1) + bayes.kl(q, down.w, pull)
 
         steps = [as_batch(replace(data, x=features))] * self.head_epochs
         q = sgd(negative_elbo, client.q, steps, lr=self.lr_head, momentum=self.momentum)

@@ -151,6 +151,17 @@ def test_an_ablation_sends_the_confidence_of_its_one_term(model: Model, federati
     torch.testing.assert_close(up.tau[0], d / spread)
 
 
+def test_the_deviation_alone_weighs_uploads_and_leaves_heads_as_they_are(model: Model, federation: Federation) -> None:
+    both, deviation = PFedVEM(lr_head=0.01), PFedVEM(lr_head=0.01, confidence="deviation")
+    server, client = begin(both, model, [0, 1])
+    client, _ = train(both, model, federation, server, client, [0, 1])
+    expected, with_both = train(both, model, federation, server, client, [0, 1])
+    found, up = train(deviation, model, federation, server, client, [0, 1])
+    assert torch.equal(found.q.mu, expected.q.mu)
+    assert torch.equal(found.q.pi, expected.q.pi)
+    assert (up.tau > with_both.tau).all()
+
+
 def test_a_client_with_one_sample_moves(model: Model, federation: Federation) -> None:
     algorithm = PFedVEM(lr_head=0.01, lr_base=0.05)
     server, client = begin(algorithm, model, [2])

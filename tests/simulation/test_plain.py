@@ -290,7 +290,7 @@ def pfedvem(terms: str = "both", beta: float = 1.0) -> Callable[[int, list[int],
     def of_base(mu: Tensor, sigma: Tensor, x: Tensor, y: Tensor, noise: np.random.Generator) -> Loss:
         return lambda base, batch: expected(mu, sigma, features(base, x[batch]), y[batch], noise, "mean")
 
-    def confidence(mu: Tensor, pi: Tensor, w: Tensor) -> float:
+    def confidence(mu: Tensor, pi: Tensor, w: Tensor, terms: str) -> float:
         trace, squared = float((F.softplus(pi) ** 2).sum()), float(((mu - w) ** 2).sum())
         if terms == "uncertainty":
             squared = 0.0
@@ -305,8 +305,9 @@ def pfedvem(terms: str = "both", beta: float = 1.0) -> Callable[[int, list[int],
         for j, (x, y) in enumerate(TRAIN):
             head, body = (generator(SEED, purpose, round=number, client=j) for purpose in ("head", "base"))
             mu, pi = kept[j]
-            tau.append(confidence(mu, pi, w))
-            prior = Normal(w, tau[j] ** -0.5)
+            tau.append(confidence(mu, pi, w, terms))
+            pull = confidence(mu, pi, w, "both" if terms == "deviation" else terms)
+            prior = Normal(w, pull**-0.5)
             mu, pi = kept[j] = sgd(kept[j], of_head(features(base, x), y, prior, head), range(4), 0.01)
             models.append([*sgd(base, of_base(mu, F.softplus(pi), x, y, body), batches(j, number)), mu])
         theta = mean([models[j][:2] for j in up], sizes(up))
