@@ -96,7 +96,7 @@ STUDIES = {
         ),
         Study(
             "ablation-deviation",
-            "Confidence from the model deviation alone",
+            "Uploads weighed by the model deviation alone",
             ("cifar100",),
             clients=(50,),
             lines=(PFEDVEM, Line("pfedvem-deviation", "Model deviation", "pfedvem", {"confidence": "deviation"})),
