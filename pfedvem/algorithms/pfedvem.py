@@ -85,7 +85,7 @@ class PFedVEM(Algorithm[Server, Client, Server, Carry, Up]):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of both; it does not outlive a round")
     beta: float = Field(default=1.0, gt=0, le=1, description="how far the server moves to what is merged")
     confidence: Literal["both", "uncertainty", "deviation"] = Field(
-        default="both", description="terms of tau (ablations); 'deviation' weighs uploads alone, the pull has both"
+        default="both", description="terms of tau (ablations); with 'deviation' the KL keeps both"
     )
     prediction: Literal["mean", "average"] = Field(
         default="mean", description="predict by mu, or average over samples of q"
