@@ -7,7 +7,6 @@ cohort costs least with its largest clients first. A cohort of one is an ordinar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -158,25 +157,33 @@ class Adam:
         self._steps = None if moments is None else moments.steps.clone()
 
     def __call__(self, variables: list[Tensor], gradient: list[Tensor], idle: Tensor | None) -> None:
-        beta1, beta2, epsilon = 0.9, 0.999, 1e-8
         if self._steps is None:
             self._first, self._second = ([torch.zeros_like(g) for g in gradient] for _ in range(2))
             self._steps = gradient[0].new_zeros(len(gradient[0]))
-        first = [m[: len(g)] for m, g in zip(self._first, gradient, strict=True)]
-        second = [m[: len(g)] for m, g in zip(self._second, gradient, strict=True)]
-        steps = self._steps[: len(gradient[0])]
-        steps += 1
-        if idle is not None:
-            _stop(idle, gradient + first)
-        torch._foreach_lerp_(first, gradient, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradient, gradient, 1 - beta2)
-        # Both moments began at zero and are too small by these factors, which may differ from client to client.
-        small1, small2 = (-torch.expm1(steps.double() * math.log(beta)).float() for beta in (beta1, beta2))
-        scale = list(torch._foreach_sqrt(second))
-        torch._foreach_mul_(scale, [_along(small1 / small2.sqrt(), m) for m in scale])
-        torch._foreach_add_(scale, [_along(small1 * epsilon, m) for m in scale])
-        torch._foreach_addcdiv_(variables, first, scale, -self._lr)
+        # Clients may have taken different numbers of steps, by which young moments are corrected: each goes for itself.
+        moving = list(range(len(gradient[0]))) if idle is None else torch.nonzero(~idle)[:, 0].tolist()
+        steps = self._steps.unbind()
+        torch._foreach_add_([steps[c] for c in moving], 1)
+
+        def rows(tensors: list[Tensor]) -> list[Tensor]:
+            unbound = [tensor.unbind() for tensor in tensors]
+            return [each[c] for each in unbound for c in moving]
+
+        torch._fused_adam_(
+            rows(variables),
+            rows(gradient),
+            rows(self._first),
+            rows(self._second),
+            [],
+            [steps[c] for c in moving] * len(gradient),
+            lr=self._lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
 
     @property
     def moments(self) -> Moments[Any]:
@@ -185,11 +192,6 @@ class Adam:
         assert self._steps is not None
         first, second = tree.rebuild(self._like.first, self._first), tree.rebuild(self._like.second, self._second)
         return Moments(first, second, self._steps)
-
-
-def _along(values: Tensor, like: Tensor) -> Tensor:
-    """A value for each client (C,), in a shape that multiplies (C, ...)."""
-    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _stop(idle: Tensor, tensors: Iterable[Tensor]) -> None:
