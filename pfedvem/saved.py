@@ -3,9 +3,10 @@
 model/model.json                    what the model is: method, network, classes, clients, inputs
 model/server.safetensors            what the server keeps
 model/clients.safetensors           what there is to see of the clients
+model/general.safetensors           the global model, where it is an average and not the server's last
 model/personal/00003.safetensors    a client's personalised model: mean and, where it has them, standard deviations
 
-model.json has a checksum of itself and of the two files beside it, a personalised model has its own.
+model.json has a checksum of itself and of the files beside it, a personalised model has its own.
 """
 
 from __future__ import annotations
@@ -74,8 +75,12 @@ class _Card(BaseModel):
 
 def write(trained: Trained, folder: Path, seen: dict[str, Tensor]) -> None:
     """Writes what the model is, what the server keeps and what there is to see of the clients."""
-    checksums = {}
-    for name, tensors in (("server", tree.named(trained.server)), ("clients", seen)):
+    checksums, files = {}, {"server": tree.named(trained.server), "clients": seen}
+    if trained.average is not None:
+        files["general"] = tree.named(trained.average)
+    else:
+        (folder / "general.safetensors").unlink(missing_ok=True)  # of another run
+    for name, tensors in files.items():
         content = safetensors.torch.save({key: value.contiguous() for key, value in tensors.items()})
         checksums[name] = hashlib.sha256(content).hexdigest()
         checkpoints.replace(folder / f"{name}.safetensors", content)
@@ -129,6 +134,7 @@ def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module
     for name, wanted in card["sha256"].items():
         _refuse_damaged(place / f"{name}.safetensors", wanted)
     server = _filled(like, place / "server.safetensors")
+    average = _filled(split.initial, place / "general.safetensors") if "general" in card["sha256"] else None
     clients = tuple(card["clients"])
     files = {name: path for path, name in _personal_files(place)}
 
@@ -144,7 +150,7 @@ def load(folder: Path | str, model: nn.Module | None = None, backbone: nn.Module
         some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
         raise UserError(f"There is no client {client!r} in {place}; there are {some}.")
 
-    return Trained(algorithm, split, server, classes, inputs, clients, card["seed"], find)
+    return Trained(algorithm, split, server, classes, inputs, clients, card["seed"], find, average=average)
 
 
 def model_folder(folder: Path) -> Path:

@@ -37,7 +37,10 @@ class Personal:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained federation. ``find`` gives a client's personalised model; ``later`` has those that joined since."""
+    """A trained federation. ``find`` gives a client's personalised model; ``later`` has those that joined since.
+
+    ``average`` is the global model where that is not the server's last.
+    """
 
     algorithm: AnyAlgorithm
     model: Model
@@ -48,6 +51,7 @@ class Trained:
     seed: int
     find: Callable[[str], Personal]
     later: dict[str, Personal] = field(default_factory=dict)
+    average: Params | None = None
 
     def client(self, client: str | int) -> Personal:
         """A client's model, with what is uncertain in it."""
@@ -130,6 +134,8 @@ class Trained:
         return ClientData(x.unsqueeze(0), torch.from_numpy(y).unsqueeze(0), (len(y),))
 
     def _general(self) -> Params:
+        if self.average is not None:
+            return self.average
         found = self.algorithm.general(self.server) if self.algorithm.global_model else None
         if found is None:
             raise UserError(f"{self.algorithm.title} has no global model; ask for a client's.")

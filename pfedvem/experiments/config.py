@@ -71,6 +71,9 @@ class Config(BaseModel):
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the base's products and convolutions while clients train"
     )
+    gm: Literal["last", "average"] = Field(
+        default="last", description="the global model: the last merged, or its average over about ten rounds"
+    )
     data: DataSettings
     guard: Guard = Field(default=Guard(), description="how far the server trusts uploads")
     algorithm: SerializeAsAny[SkipValidation[AnyAlgorithm]]

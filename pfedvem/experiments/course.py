@@ -8,8 +8,9 @@ from pfedvem import tree
 from pfedvem.data.federation import Federation
 from pfedvem.errors import UserError
 from pfedvem.experiments.config import Config
+from pfedvem.models import Params
 from pfedvem.networks import build
-from pfedvem.simulation.rounds import State
+from pfedvem.simulation.rounds import State, global_model
 from pfedvem.simulation.work import Setup, score_general
 
 RECENT = 10  # rounds whose mean accuracy says more of a global model than the last
@@ -27,14 +28,16 @@ def refuse_divergence(state: State) -> None:
 
 
 class Probe:
-    """Tests the global model of a run after any round."""
+    """Tests global models of a run, after any round."""
 
     def __init__(self, config: Config, federation: Federation) -> None:
         model = build(config.network, federation.shape, len(federation.classes), config.seed)
-        self._algorithm = config.algorithm
-        self._setup = Setup(config.algorithm, model, federation, config.seed, config.device, config.guard)
+        self._setup = Setup(config.algorithm, model, federation, config.seed, config.device, config.guard, gm=config.gm)
 
-    def accuracy(self, state: State) -> float | None:
-        """In percent, on the complete test data; None where the method has no global model."""
-        general = self._algorithm.general(state.server) if self._algorithm.global_model else None
+    def global_model(self, state: State) -> float | None:
+        """The accuracy of the global model, in percent; None where the method has none."""
+        return self.accuracy(global_model(self._setup, state.server, state.average))
+
+    def accuracy(self, general: Params | None) -> float | None:
+        """In percent, on the complete test data; None where there is no such model."""
         return None if general is None else round(100 * score_general(self._setup, general).accuracy, 4)

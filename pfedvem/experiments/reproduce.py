@@ -22,7 +22,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
 
-from pfedvem.data.federation import Federation
 from pfedvem.data.loading import assemble, load_federation
 from pfedvem.data.settings import DataSettings
 from pfedvem.data.sources import load_source
@@ -33,7 +32,7 @@ from pfedvem.experiments.course import RECENT, Probe, refuse_divergence
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import SNAPSHOTS, Cell, Study, published
 from pfedvem.simulation import checkpoints
-from pfedvem.simulation.fit import FREE, flat
+from pfedvem.simulation.fit import EARLIER, FREE, flat
 from pfedvem.simulation.results import Result
 from pfedvem.simulation.rounds import Progress, State, Together
 
@@ -89,8 +88,9 @@ class Reproduction:
             courses = [{int(number): gm for number, gm in run.items()} for run in runs]
             recent = [fmean(gm for at, gm in course.items() if at > max(course) - RECENT) for course in courses]
             best = [max(gm for at, gm in course.items() if at % OFTEN == 0 or at == max(course)) for course in courses]
+            average = [run["gm_average"] for run in self.of(cell) if run.get("gm_average") is not None]
             paper = published(self.study.name, cell.dataset, cell.line.key, cell.column, "gm")
-            for name, values in (("gm_recent", recent), ("gm_best", best)):
+            for name, values in (("gm_recent", recent), ("gm_best", best), ("gm_average", average)):
                 if values:
                     out.append(Found(cell, name, measure(values), len(values), paper))
         return out
@@ -120,16 +120,17 @@ class _Kept(BaseModel):
     clients: dict[str, list[float | None]]
     snapshots: dict[int, dict[str, list[float | None]]]
     gm_by_round: dict[int, float] = {}
+    gm_average: float | None = None
 
 
 class Recorder(Progress):
     """Tests the global model now and then, keeps what a method says of its clients in the paper's rounds, and ends a
     run that diverges."""
 
-    def __init__(self, config: Config, folder: Path, federation: Federation) -> None:
+    def __init__(self, config: Config, folder: Path, probe: Probe) -> None:
         self._algorithm, self._folder, self._wanted = config.algorithm, folder, snapshots(config)
         self._last = config.rounds
-        self._probe = Probe(config, federation)
+        self._probe = probe
         self._gm = _course(folder)
 
     def resumed(self, state: State) -> None:
@@ -138,7 +139,7 @@ class Recorder(Progress):
     def round(self, state: State) -> None:
         refuse_divergence(state)
         due = state.round % OFTEN == 0 or state.round > self._last - RECENT
-        gm = self._probe.accuracy(state) if due else None
+        gm = self._probe.global_model(state) if due else None
         if gm is not None:
             self._gm[str(state.round)] = gm
             checkpoints.replace(self._folder / COURSE, json.dumps(self._gm).encode())
@@ -233,9 +234,10 @@ def run_one(config: Config, file: Path, folder: Path, progress: Progress) -> Rec
     """One run from its checkpoint, if there is one, to its file; its folder is not needed any more."""
     resume = (folder / "checkpoint").exists()
     federation = load_federation(config.data, config.seed)
-    heard = Together(Recorder(config, folder, federation), progress)
+    probe = Probe(config, federation)
+    heard = Together(Recorder(config, folder, probe), progress)
     result = train(config, out=folder, resume=resume, progress=heard, federation=federation)
-    record = _record(config, result, folder)
+    record = _record(config, result, folder, probe)
     checkpoints.replace(file, checkpoints.sealed(json.dumps(record) + "\n"))
     shutil.rmtree(folder)
     return record
@@ -254,7 +256,7 @@ def finished(config: Config, file: Path, *, as_it_is: bool = False) -> Record | 
         _Kept.model_validate(record)
         # What the run's file does not name came later, and was as it is by default.
         default = type(config.algorithm).model_construct().model_dump(mode="json")
-        before = {"precision": "float32", "algorithm": default}
+        before = {**EARLIER, "algorithm": default}
         was, now = flat(merged(before, record["config"])), flat(config.dump())
     except Damaged as error:
         raise UserError(f"{file} is damaged ({error}): delete it, and it is run again.") from error
@@ -287,7 +289,7 @@ def partition_sizes(
     return found
 
 
-def _record(config: Config, result: Result, folder: Path) -> Record:
+def _record(config: Config, result: Result, folder: Path, probe: Probe) -> Record:
     """All that the tables and figures need of a run."""
     rows = result.rows
     taken = {}
@@ -306,6 +308,7 @@ def _record(config: Config, result: Result, folder: Path) -> Record:
         "clients": {name: _digits(row[name] for row in rows) for name in KEPT if name in rows[0]},
         "snapshots": taken,
         "gm_by_round": _course(folder),
+        "gm_average": probe.accuracy(result.state.average),
         "made_with": made,
     }
 

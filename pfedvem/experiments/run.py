@@ -70,6 +70,7 @@ def train(
         train=config.train,
         eval_clients=config.eval_clients,
         keep_models=config.keep_models,
+        gm=config.gm,
         guard=config.guard,
         settings=config.dump(),
         progress=progress,

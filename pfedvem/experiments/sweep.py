@@ -51,7 +51,7 @@ class _Listener(Progress):
 
     def round(self, state: State) -> None:
         refuse_divergence(state)
-        if state.round > self._last - self._recent and (gm := self._probe.accuracy(state)) is not None:
+        if state.round > self._last - self._recent and (gm := self._probe.global_model(state)) is not None:
             self._gm.append(gm)
         if state.measured is not None:
             steady = {"gm": fmean(self._gm)} if self._gm and state.round == self._last else {}

@@ -28,9 +28,9 @@ from pfedvem.guard import Counts
 from pfedvem.models import Model
 from pfedvem.rng import SERVER, START, Rng
 from pfedvem.simulation import checkpoints
-from pfedvem.simulation.fit import flat
+from pfedvem.simulation.fit import lasting
 from pfedvem.simulation.results import Result, write_metrics
-from pfedvem.simulation.rounds import State
+from pfedvem.simulation.rounds import State, averaged
 from pfedvem.simulation.work import Scores
 
 SITES = "sites.json"  # who the sites are that the server has met, so that it knows them when it is started again
@@ -119,10 +119,11 @@ def start(settings: Settings, model: Model) -> State:
     seen = algorithm.inspect(down, algorithm.client_init(model, down, Rng(settings.seed, START, [0])))
     unknown = torch.full((everyone,), math.nan)
     numbers = {name: unknown.clone() for name, value in seen.items() if value.shape == (1,)}
-    return State(0, server, numbers, Scores.unknown(everyone), (), 0.0, Counts.none(everyone))
+    average = averaged(algorithm, None, server, 0)
+    return State(0, server, numbers, Scores.unknown(everyone), (), 0.0, Counts.none(everyone), average)
 
 
 def _identity(settings: Settings, model: Model) -> dict[str, Any]:
     """What a checkpoint must share with the run that goes on from it."""
-    same = {key: value for key, value in flat(settings.dump()).items() if key not in FREE}
+    same = lasting(settings.dump(), FREE)
     return {**same, "network shapes": {name: list(leaf.shape) for name, leaf in tree.named(model.initial).items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, SkipValidation, ValidationError
@@ -35,6 +35,9 @@ class Settings(BaseModel):
     participation: float = Field(default=1.0, gt=0, le=1, description="probability that a site uploads in a round")
     seed: int = Field(default=0, ge=0, lt=2**63, description="drives initial weights and all sampling")
     eval_every: int = Field(default=1, ge=0, description="rounds between evaluations; 0: after the last only")
+    gm: Literal["last", "average"] = Field(
+        default="last", description="the global model: the last merged, or its average over about ten rounds"
+    )
     min_sites: int = Field(default=1, ge=1, description="sites that must be connected before a round begins")
     min_replies: int = Field(default=1, ge=1, description="usable replies that a round needs, of those asked for")
     wait: float = Field(default=300.0, gt=0, description="seconds to wait for the sites that a round needs")

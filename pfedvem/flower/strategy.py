@@ -32,7 +32,7 @@ from pfedvem.guard import admit
 from pfedvem.models import Model
 from pfedvem.rng import START, Rng, uploaders
 from pfedvem.simulation.results import Result
-from pfedvem.simulation.rounds import State, mean, number, plan, record
+from pfedvem.simulation.rounds import State, averaged, global_model, mean, number, plan, record
 from pfedvem.simulation.work import Job, Setup, perform
 
 HELLO = 30.0  # seconds for a node to say who it is
@@ -129,12 +129,13 @@ class FederatedStrategy(Strategy):
         self._asked = {}
         if self._merged is None:  # a strategy around this one did not let the round be merged
             return []
-        self._merged = replace(self._merged, server=self._taken_over(self._merged.server, arrays))
+        server = self._taken_over(self._merged.server, arrays)
+        average = averaged(self.settings.algorithm, self.state.average, server, self.state.round + 1)
+        self._merged = replace(self._merged, server=server, average=average)
         if not self._evaluates:
             return []
-        algorithm, server = self.settings.algorithm, self._merged.server
         records = RecordDict({wire.DOWN: arrays, wire.JOB: self._job(True, config)})
-        general = algorithm.general(server) if algorithm.global_model else None
+        general = global_model(self._setup, server, average)
         if general is not None:
             records[wire.GENERAL] = wire.pack(general)
         self._asked = {site.node: False for site in self.known.values()}
@@ -361,7 +362,7 @@ class FederatedStrategy(Strategy):
         nothing = Split(torch.empty(0, *shape), torch.empty(0, dtype=torch.long))
         classes = tuple(str(label) for label in range(self.model.classes))
         sites = Sites(self.settings.experiment, nothing, nothing, shards, classes)
-        return Setup(self.settings.algorithm, self.model, sites, self.settings.seed)
+        return Setup(self.settings.algorithm, self.model, sites, self.settings.seed, gm=self.settings.gm)
 
     def result(self, out: Path | None = None) -> Result:
         """What the run has come to."""

@@ -1,11 +1,12 @@
 """Checkpoints: each is a folder written whole or not at all, with checksums; the two newest are kept.
 
-checkpoint/round-00012/state.safetensors    server, clients and scores
+checkpoint/round-00012/state.safetensors    server, clients, scores and the average of the global models
 checkpoint/round-00012/manifest.json        format, round, checksums, history, and the identity of the run
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -28,6 +29,7 @@ from torch import Tensor
 from pfedvem import tree
 from pfedvem.errors import Damaged, UserError
 from pfedvem.guard import Counts
+from pfedvem.models import Params
 from pfedvem.simulation.rounds import State
 from pfedvem.simulation.work import Scores
 
@@ -57,6 +59,11 @@ class _Tensors:
     clients: Any
     scores: Scores
     counts: Counts
+    average: Params | None
+
+
+def _tensors(state: State) -> _Tensors:
+    return _Tensors(state.server, state.clients, state.scores, state.counts, state.average)
 
 
 class Unwritten(UserError):
@@ -72,7 +79,7 @@ def save(folder: Path, state: State, identity: Mapping[str, Any]) -> None:
         _clear(folder)
         try:
             partial.mkdir()
-            tensors = tree.named(_Tensors(state.server, state.clients, state.scores, state.counts))
+            tensors = tree.named(_tensors(state))
             manifest = {
                 "format": FORMAT,
                 "round": state.round,
@@ -191,11 +198,11 @@ def _refuse_other(saved: Mapping[str, Any], current: Mapping[str, Any], folder: 
 
 
 def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
-    template = _Tensors(like.server, None, like.scores, like.counts)
+    template = _tensors(dataclasses.replace(like, clients=None))
     try:
         with safetensors.safe_open(file, framework="pt") as stored:
             known = set(stored.keys())
-            for name, leaf in tree.named(_Tensors(like.server, like.clients, like.scores, like.counts)).items():
+            for name, leaf in tree.named(_tensors(like)).items():
                 if name in known and _kind(stored.get_slice(name)) != (DTYPES[leaf.dtype], list(leaf.shape)):
                     raise Damaged(f"{name} is of another network")
             # A score or a count that an earlier version did not know is not known here either.
@@ -208,9 +215,17 @@ def _restore(manifest: Mapping[str, Any], file: Path, like: State) -> State:
                     leaf[begin : begin + step] = rows[begin : begin + step]
     except (OSError, SafetensorError) as error:
         raise Damaged(str(error)) from error
-    history = tuple(manifest["history"])
+    # Nor did it know of averages: this one begins anew.
+    average = value.average if known.issuperset(tree.named({"average": like.average})) else None
     return State(
-        manifest["round"], value.server, like.clients, value.scores, history, manifest["seconds"], value.counts
+        manifest["round"],
+        value.server,
+        like.clients,
+        value.scores,
+        tuple(manifest["history"]),
+        manifest["seconds"],
+        value.counts,
+        average,
     )
 
 

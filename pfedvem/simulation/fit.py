@@ -29,6 +29,8 @@ from pfedvem.simulation.work import Scores, Setup
 FREE = {"rounds", "executor", "workers", "cohort", "device", "checkpoint_every", "alone", "alone_lr", "data.root"}
 FREE |= {"keep_models"}
 
+EARLIER = {"precision": "float32", "gm": "last"}  # what was so before it was a setting
+
 
 Callback = Callable[[Mapping[str, float | None]], bool | None]
 """Hears the record of each evaluated round, as ``Result.history`` has it; True ends the training there."""
@@ -64,6 +66,7 @@ def fit(
     train: str = "all",
     eval_clients: int | None = None,
     keep_models: bool = False,
+    gm: str = "last",
     guard: Guard = TRUST,
     callbacks: Sequence[Callback] = (),
     settings: Mapping[str, Any] | None = None,
@@ -92,6 +95,8 @@ def fit(
         eval_clients: how many clients are tested, always the same ones; by default all.
         train: who trains in a round: ``all`` clients, as in the paper, or only the ``uploaders``.
         keep_models: also write every client's personalised model into ``out``, for ``load`` and ``pfedvem predict``.
+        gm: the global model that is tested and kept: the ``last`` merged, as in the paper, or its ``average`` over
+            about ten rounds, which depends less on who happened to upload. Training is the same.
         guard: how far uploads are trusted, such as ``Guard(merge="median")``; by default their weights are bounded.
         callbacks: hear the record of each evaluated round; one that returns True ends the training there.
         settings: what the run was configured with, to be saved as config.toml; by default these arguments.
@@ -142,11 +147,13 @@ def fit(
         raise UserError(f"executor must be auto, sequential, vectorised or processes, not {executor!r}.")
     if precision not in ("float32", "bfloat16"):
         raise UserError(f"precision must be float32 or bfloat16, not {precision!r}.")
+    if gm not in ("last", "average"):
+        raise UserError(f"gm must be last or average, not {gm!r}.")
     require(device)
     if isinstance(progress, bool):
         progress = TextBar() if progress else Progress()
     guard.check(algorithm)
-    setup = Setup(algorithm, model, federation, seed, device, guard, precision)
+    setup = Setup(algorithm, model, federation, seed, device, guard, precision, gm)
     folder = Path(out) if out is not None else None
     # Where clients keep more than fits in memory, it lies beside the run's files.
     beside = next((place for place in (folder, *folder.parents) if place.is_dir()), None) if folder else None
@@ -160,6 +167,7 @@ def fit(
         "eval_every": eval_every,
         "train": train,
         "precision": precision,
+        "gm": gm,
         "guard": guard.model_dump(exclude_none=True),
         "algorithm": algorithm.model_dump(mode="json", exclude_none=True),
     }
@@ -254,11 +262,17 @@ def _open(
 
 def _identity(settings: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
     """What a checkpoint must share with the run that goes on from it, as dotted keys."""
-    same = {key: value for key, value in flat(settings).items() if key not in FREE}
-    if same.get("precision") == "float32":  # as was every checkpoint that does not say so
-        del same["precision"]
+    same = lasting(settings, FREE)
     shapes = {name: list(leaf.shape) for name, leaf in setup.model.initial.theta.items()}
     return {**same, "data": setup.federation.fingerprint(), "network shapes": shapes}
+
+
+def lasting(settings: Mapping[str, Any], free: set[str]) -> dict[str, Any]:
+    """The settings, as dotted keys, that a run cannot change; ``free`` are those that it can.
+
+    What was so in every run of earlier versions is left out, since their checkpoints do not say it.
+    """
+    return {key: value for key, value in flat(settings).items() if key not in free and EARLIER.get(key) != value}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pfedvem.models import Posterior
 from pfedvem.simulation import checkpoints
 from pfedvem.simulation.executors import Executor, Vectorised
 from pfedvem.simulation.executors import executor as make_executor
-from pfedvem.simulation.rounds import State, mean, number
+from pfedvem.simulation.rounds import State, global_model, mean, number
 from pfedvem.simulation.work import Job, Scores, Setup, score_general
 from pfedvem.trained import ROUNDS, Personal, Trained
 from pfedvem.uncertainty import SAMPLES, Calibration, Prediction, calibration, predictor
@@ -145,7 +145,15 @@ class Result:
 
         ids = tuple(shard.id for shard in federation.shards)
         return Trained(
-            setup.algorithm, setup.model, self.state.server, federation.classes, federation.raw, ids, setup.seed, find
+            setup.algorithm,
+            setup.model,
+            self.state.server,
+            federation.classes,
+            federation.raw,
+            ids,
+            setup.seed,
+            find,
+            average=self.state.average if setup.gm == "average" else None,
         )
 
     def personal(self, client: str | int) -> nn.Module:
@@ -202,9 +210,9 @@ class Result:
             homes = ((one, federation.test_indices(federation.place(one.client))) for one in self.take_home(tested))
             parts = [predicted(one.posterior, test) for one, test in homes]
         else:
-            server = setup.algorithm.general(self.state.server)
-            assert server is not None  # a method has one or the other
-            parts = [predicted(Posterior(server, {}), federation.general_indices())]
+            general = global_model(setup, self.state.server, self.state.average)
+            assert general is not None  # a method has one or the other
+            parts = [predicted(Posterior(general, {}), federation.general_indices())]
         return calibration(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def take_home(self, clients: Sequence[int], place: Executor | None = None) -> Iterator[Personal]:
@@ -263,8 +271,8 @@ class Result:
 
     def _reliability(self) -> dict[str, dict[str, list[float | None]]]:
         """For PM, all clients' predictions taken together, and GM: the bins of a reliability diagram."""
-        algorithm, found = self.setup.algorithm, {"pm": self.state.scores.bins.double().sum(0)}
-        general = algorithm.general(self.state.server) if algorithm.global_model else None
+        found = {"pm": self.state.scores.bins.double().sum(0)}
+        general = global_model(self.setup, self.state.server, self.state.average)
         if general is not None:
             found["gm"] = score_general(self.setup, general).bins.double()
         out = {}

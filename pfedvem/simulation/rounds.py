@@ -15,12 +15,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pfedvem import tree
+from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.errors import UserError
 from pfedvem.guard import Counts, admit
+from pfedvem.models import Params
 from pfedvem.rng import SERVER, START, Rng, generator, uploaders
 from pfedvem.simulation.executors import Executor
 from pfedvem.simulation.store import stacked, uninterrupted
 from pfedvem.simulation.work import Job, Outcome, Scores, Setup, score_general
+
+AVERAGED = 10  # rounds, about, over which global models are averaged
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class State:
     """Everything that a run is after some rounds; the whole of a checkpoint.
 
     ``scores`` are those of the last evaluated round, ``history`` has a record for each evaluated round, and ``counts``
-    says what the guard had to do with each client's uploads.
+    says what the guard had to do with each client's uploads. ``average`` is that of the global models so far.
     """
 
     round: int
@@ -38,6 +42,7 @@ class State:
     history: tuple[dict[str, float | None], ...]
     seconds: float
     counts: Counts
+    average: Params | None
 
     @property
     def measured(self) -> dict[str, float | None] | None:
@@ -132,7 +137,8 @@ def start(setup: Setup, folder: Path | None = None) -> State:
         return setup.algorithm.client_init(setup.model, server, Rng(setup.seed, START, rows))
 
     kept = stacked(make, clients, folder)
-    return State(0, server, kept, Scores.unknown(clients), (), 0.0, Counts.none(clients))
+    average = averaged(setup.algorithm, None, server, 0)
+    return State(0, server, kept, Scores.unknown(clients), (), 0.0, Counts.none(clients), average)
 
 
 def simulate(
@@ -229,11 +235,13 @@ def play(
     for outcome in scored:
         if outcome.scores is not None:
             scores = tree.put(scores, outcome.job.clients, outcome.scores)
-    measured = measure(setup, server, scores) if tested is not None else None
+    number = state.round + 1
+    average = averaged(algorithm, state.average, server, number)
+    measured = measure(setup, global_model(setup, server, average), scores) if tested is not None else None
     seconds = state.seconds + time.perf_counter() - began
     if measured is not None:
-        history = (*history, {"round": state.round + 1, **measured, "seconds": round(seconds, 3)})
-    return Changes(visited, rows, State(state.round + 1, server, None, scores, history, seconds, counts))
+        history = (*history, {"round": number, **measured, "seconds": round(seconds, 3)})
+    return Changes(visited, rows, State(number, server, None, scores, history, seconds, counts, average))
 
 
 def perform_all(executor: Executor, down: Any, clients: Any, jobs: list[Job], progress: Progress) -> list[Outcome]:
@@ -260,9 +268,27 @@ def plan(setup: Setup, round: int, uploading: Iterable[int], tested: Iterable[in
     ]
 
 
-def measure(setup: Setup, server: Any, scores: Scores) -> dict[str, float | None]:
+def averaged(algorithm: AnyAlgorithm, average: Params | None, server: Any, round: int) -> Params | None:
+    """The average of the global models up to this round: of the first ten, each counts alike, and from then on the
+    newest counts a tenth. Nothing is trained from it; None where the method has no global model.
+
+    A merged model goes with the few clients that happened to upload; their mean over rounds is one of many clients.
+    """
+    newest = algorithm.general(server) if algorithm.global_model else None
+    if newest is None or average is None:
+        return newest
+    return tree.towards(average, newest, max(1 / round, 1 / AVERAGED))
+
+
+def global_model(setup: Setup, server: Any, average: Params | None) -> Params | None:
+    """The global model that is tested and kept, where the method has one: the last merged, or the average."""
+    if setup.gm == "average" or not setup.algorithm.global_model:
+        return average
+    return setup.algorithm.general(server)
+
+
+def measure(setup: Setup, general: Params | None, scores: Scores) -> dict[str, float | None]:
     """Tests the global model and averages the clients' scores; accuracies and calibration errors in percent."""
-    general = setup.algorithm.general(server) if setup.algorithm.global_model else None
     tested = score_general(setup, general)[:4] if general is not None else (math.nan,) * 4
     return record(average(scores), tested)
 

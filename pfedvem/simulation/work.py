@@ -30,6 +30,7 @@ class Setup:
     device: str = "cpu"
     guard: Guard = TRUST
     precision: str = "float32"
+    gm: str = "last"
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ def followed(method: str) -> tuple[Config, list[State], list[dict[str, Any]]]:
 def test_the_global_model_scores_as_in_an_evaluation() -> None:
     config, states, history = followed("fedavg")
     probe = Probe(config, load_federation(config.data, config.seed))
-    assert [probe.accuracy(state) for state in states] == pytest.approx([record["gm"] for record in history])
+    assert [probe.global_model(state) for state in states] == pytest.approx([record["gm"] for record in history])
 
 
 def test_a_method_without_a_global_model_has_no_score() -> None:
     config, states, _ = followed("fedper")
-    assert Probe(config, load_federation(config.data, config.seed)).accuracy(states[-1]) is None
+    assert Probe(config, load_federation(config.data, config.seed)).global_model(states[-1]) is None
 
 
 def test_a_server_that_is_not_finite_ends_the_run() -> None:

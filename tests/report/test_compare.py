@@ -132,7 +132,7 @@ def test_a_comparison_without_a_finished_run_is_an_empty_table(tmp_path: Path) -
 
 def state(round: int) -> State:
     scores = Scores.unknown(1)
-    return State(round, None, None, scores, ({"round": round, "pm": 71.9, "gm": None},), 1.0, Counts.none(1))
+    return State(round, None, None, scores, ({"round": round, "pm": 71.9, "gm": None},), 1.0, Counts.none(1), None)
 
 
 def test_progress_shows_all_runs_and_the_current_one_alone_and_says_what_is_new_of_each() -> None:
