@@ -137,7 +137,8 @@ def summary_table(result: Result) -> Table:
         over = f"{gains} of {both} clients gain by joining" if summary["pm"] is not None else "their own models"
         table.add_row("clients alone (Local)", shown(summary["alone_pm"]), over)
     if summary["gm"] is not None:
-        table.add_row("global model (GM)", shown(summary["gm"]), "on the complete test set")
+        over = "on the complete test set" + (", average of about ten rounds" if setup.gm == "average" else "")
+        table.add_row("global model (GM)", shown(summary["gm"]), over)
     table.add_row(
         "wall-clock", f"{summary['seconds']:.1f} s", f"{summary['seconds'] / summary['rounds']:.2f} s a round"
     )

@@ -416,18 +416,23 @@ def test_the_global_model_is_followed_from_round_to_round(tmp_path: Path) -> Non
     run = found.records["digits-4-fedavg-0"]
     assert list(run["gm_by_round"]) == ["1", "2"]
     assert run["gm_by_round"]["2"] == run["summary"]["gm"]
+    assert run["gm_average"] is not None
     assert found.records["digits-4-fedper-0"]["gm_by_round"] == {}  # it has none
+    assert found.records["digits-4-fedper-0"]["gm_average"] is None
     assert {one.cell.line.key for one in found.courses} == {"fedavg"}
 
 
-def test_a_course_has_a_mean_of_the_last_ten_rounds_and_a_best_of_every_fifth() -> None:
+def test_a_course_has_a_mean_of_the_last_ten_rounds_a_best_of_every_fifth_and_an_average_model() -> None:
     chosen = study("table1", ["fmnist"], ["fedavg"], [100])
     cells = grid(chosen, seeds=1)
     gm = {"85": 10.0, "90": 90.0} | {str(number): 80.0 for number in range(91, 101)} | {"92": 99.0}
     summary = {"pm": None, "gm": 80.0, "seconds": 9, "rounds": 100}
-    done = Reproduction(chosen, tuple(cells), {cells[0].names[0]: {"summary": summary, "gm_by_round": gm}})
-    assert {one.measure: one.ours.mean for one in done.courses if one.ours} == {"gm_recent": 81.9, "gm_best": 90.0}
-    assert "| FedAvg | 81.9 (85.4 ± 0.3; -3.5) | 90.0 (85.4 ± 0.3; +4.6) |" in table_markdown(done)
+    run = {"summary": summary, "gm_by_round": gm, "gm_average": 85.0}
+    done = Reproduction(chosen, tuple(cells), {cells[0].names[0]: run})
+    numbers = {one.measure: one.ours.mean for one in done.courses if one.ours}
+    assert numbers == {"gm_recent": 81.9, "gm_best": 90.0, "gm_average": 85.0}
+    shown = "| FedAvg | 81.9 (85.4 ± 0.3; -3.5) | 90.0 (85.4 ± 0.3; +4.6) | 85.0 (85.4 ± 0.3; -0.4) |"
+    assert shown in table_markdown(done)
     assert "fmnist,fedavg,100,gm_recent,81.9,,1,85.4,0.3,-3.5," in table_csv(done)
 
 

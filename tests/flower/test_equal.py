@@ -25,7 +25,7 @@ def test_the_simulator_and_flower_end_with_the_same_server_clients_and_scores(
     name: str, place: Place, tmp_path: Path
 ) -> None:
     hyper = QUICK.get(name, {})
-    place.config |= {"method": name, **{f"algorithm.{key}": value for key, value in hyper.items()}}
+    place.config |= {"method": name, "gm": "average", **{f"algorithm.{key}": value for key, value in hyper.items()}}
     deployed = place.run()
     model = place.model
     simulated = fit(
@@ -37,8 +37,10 @@ def test_the_simulator_and_flower_end_with_the_same_server_clients_and_scores(
         eval_every=2,
         executor="sequential",
         out=tmp_path / "simulated",
+        gm="average",
     )
-    for a, b in zip(tree.leaves(deployed.state.server), tree.leaves(simulated.state.server), strict=True):
+    models = [{"server": state.server, "average": state.average} for state in (deployed.state, simulated.state)]
+    for a, b in zip(*map(tree.leaves, models), strict=True):
         torch.testing.assert_close(a, b)
     fresh = simulated.setup.algorithm.client_init(model, simulated.state.server, Rng(0, START, [0]))
     for j in range(len(SIZES)):

@@ -112,9 +112,10 @@ def _command(run: Run) -> tuple[str, str]:
 
 def _tiles(run: Run, rows: Sequence[Row]) -> list[Tile]:
     sem, tiles = run.last("pm_sem"), []
+    general = ", average of about ten rounds" if run.config.get("gm") == "average" else ""
     for key, name, about in (
         ("pm", "Personalised models", "mean over clients" + (f", SEM {shown(sem)}" if sem is not None else "")),
-        ("gm", "Global model", "on the complete test set"),
+        ("gm", "Global model", f"on the complete test set{general}"),
         ("small_clients_pm", "Smallest 10%", "personalised, clients with the least data"),
         ("alone_pm", "Clients alone", "mean, without the federation"),
     ):
