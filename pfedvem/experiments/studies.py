@@ -22,7 +22,7 @@ from pfedvem.experiments.run import as_file
 EVERYTHING = tuple(METHODS)
 MEASURES = {"small": "small clients (PM)", "pm": "PM", "gm": "GM"}  # in the order of a table's columns
 COURSES = {"gm_recent": "GM, mean of the last 10 rounds", "gm_best": "GM, best of every 5th round"}
-COURSES |= {"gm_average": "GM, average of the models of about 10 rounds"}
+COURSES |= {"gm_average": "GM, weights averaged over about 10 rounds"}
 SMALL = {"digits": 10}  # by how much data sets are too small for the paper's numbers of clients
 SNAPSHOTS = (5, 30, 60, 100)  # rounds in which the paper looks at confidences and deviations
 
