@@ -5,7 +5,7 @@
 For Fashion-MNIST, every method with a global model and at least two finished seeds: what each rule makes of our runs
 (mean ± standard error over seeds), and over all of these cells how far it is from the paper, on average and by the root
 of the mean square, and how large its standard errors are beside the paper's. The average of the weights over about ten
-rounds is known of newer runs only: it has a number where all seeds of a cell have it.
+rounds is known of newer runs only: its numbers are of those seeds that have it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ for (method, clients), runs in cells.items():
     paper = published("table1", "fmnist", method, str(clients), "gm")
     shown = []
     for name, rule in RULES.items():
-        found = [rule(run) for run in runs]
-        if None in found:
+        found = [value for value in map(rule, runs) if value is not None]
+        if len(found) < 2:
             shown.append("")
             continue
         ours = measure(found)
