@@ -86,6 +86,40 @@ def count(batch: Batch) -> Tensor | int:
     return batch.y.shape[1] if batch.mask is None else batch.mask.sum(1).clamp(min=1)
 
 
+def in_parts(loss: Callable[[V, Batch], Tensor], at: V, batch: Batch, size: int) -> Tensor:
+    """The loss of each client (A,), a sum over samples, found for so many of them at a time.
+
+    What a pass keeps for its gradient is then small enough for a processor's cache, and clients whose samples are
+    through are left out of later parts. Gradients reach ``at``.
+    """
+    if batch.y.shape[1] <= size:
+        return loss(at, batch)
+    leaves = tree.leaves(at)
+    free = tree.rebuild(at, [leaf.detach() for leaf in leaves])
+    value, sums = batch.x.new_zeros(batch.clients), [torch.zeros_like(leaf) for leaf in tree.leaves(free)]
+    for part in _parts(batch, size):
+        own = [leaf[: part.clients].requires_grad_() for leaf in tree.leaves(free)]
+        found = loss(tree.rebuild(at, own), part)
+        value[: part.clients] += found.detach()
+        for total, g in zip(sums, torch.autograd.grad(found.sum(), own), strict=True):
+            total[: part.clients] += g
+    # A function of the leaves that has this value here, and this gradient.
+    pairs = zip(leaves, sums, strict=True)
+    return value + torch.stack([((leaf - leaf.detach()) * g).flatten(1).sum(1) for leaf, g in pairs]).sum(0)
+
+
+def _parts(batch: Batch, size: int) -> Iterator[Batch]:
+    """The samples of a batch, so many at a time, for the clients up to the last that has some of them."""
+    for start in range(0, batch.y.shape[1], size):
+        chosen = slice(start, start + size)
+        mask = None if batch.mask is None else batch.mask[:, chosen]
+        if mask is None:
+            yield Batch(batch.x[:, chosen], batch.y[:, chosen])
+        elif len(having := mask[:, 0].nonzero()):
+            clients = int(having[-1]) + 1
+            yield Batch(batch.x[:clients, chosen], batch.y[:clients, chosen], mask[:clients])
+
+
 def gradient(loss: Callable[[V, Batch], Tensor], at: V, batch: Batch) -> V:
     """The gradient of each client's loss, as a tree like ``at``."""
     leaves = [leaf.detach().requires_grad_() for leaf in tree.leaves(at)]

@@ -12,7 +12,7 @@ from pfedvem.data.federation import ClientData
 from pfedvem.models import Params
 from pfedvem.rng import Rng
 from pfedvem.simulation.fit import fit
-from pfedvem.solvers import Adam, Batch, Moments, as_batch, count, descend, minibatches, nll, sgd
+from pfedvem.solvers import Adam, Batch, Moments, as_batch, count, descend, in_parts, minibatches, nll, sgd
 from tests.conftest import blobs, small_network
 
 
@@ -135,6 +135,30 @@ def test_a_full_batch_leaves_padding_out_of_the_loss() -> None:
     for j in range(2):
         single = as_batch(federation.cohort([j]))
         torch.testing.assert_close(losses[j], nll(model.logits(model.initial, single.x), single)[0])
+
+
+@pytest.mark.parametrize("sizes", [(9, 9), (9, 4, 0), (4, 9, 3), (2, 1)])
+def test_a_loss_found_in_parts_is_the_loss_of_the_whole_batch(sizes: tuple[int, ...]) -> None:
+    model, widths = small_network(), []
+    torch.manual_seed(0)
+    x, y = torch.randn(len(sizes), max(sizes), 4), torch.randint(3, (len(sizes), max(sizes)))
+    batch = as_batch(ClientData(x, y, sizes))
+    start = tree.map(lambda leaf: leaf + torch.randn(len(sizes), *leaf.shape), model.initial)
+
+    def loss(params: Params, batch: Batch) -> Tensor:
+        widths.append(tuple(batch.y.shape))
+        return nll(model.logits(params, batch.x), batch)
+
+    found = []
+    for way in (loss, lambda params, batch: in_parts(loss, params, batch, 3)):
+        leaves = [leaf.requires_grad_() for leaf in tree.leaves(start)]
+        doubled = tree.rebuild(start, [2 * leaf for leaf in leaves])  # gradients go on to what the values come of
+        value = way(doubled, batch)
+        found.append([value.detach(), *torch.autograd.grad((value * torch.arange(1, len(sizes) + 1)).sum(), leaves)])
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole)
+    clients = [max(c + 1 for c, n in enumerate(sizes) if n > at) for at in range(0, max(sizes), 3)]
+    assert [rows for rows, _ in widths[1:]] == (clients if max(sizes) > 3 else [len(sizes)])
 
 
 def test_nll_of_several_samples_of_the_head_is_one_loss_each() -> None:

@@ -27,7 +27,9 @@ from pfedvem.algorithms.base import Algorithm, Averaging
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params, Posterior
 from pfedvem.rng import Rng
-from pfedvem.solvers import Adam, Batch, Descent, Moments, as_batch
+from pfedvem.solvers import Adam, Batch, Descent, Moments, as_batch, in_parts
+
+PART = 500  # samples of a full batch that go through the network at a time
 
 Part = tuple[Tensor, Tensor]
 """Mean and standard deviation of the weights in one tensor."""
@@ -104,10 +106,13 @@ class PFedBayes(Averaging, Algorithm[Belief, Client, Belief, Belief, Up]):
         noise, batch, adam = rng.stream("noise"), as_batch(data), Adam(self.lr, client.moments)
         q, w = Descent(client.q, adam), Descent(tree.expand(down, len(rng)), Adam(self.lr))
 
+        def nll(draw: Params, batch: Batch) -> Tensor:
+            return model.nll(model.logits(draw, batch.x, train=True), batch)
+
         def negative_elbo(belief: Belief, batch: Batch) -> Tensor:
             parts = belief.parts
             draw = tree.rebuild(belief.mu, [mu + sigma * noise.normal(*mu.shape[1:]) for mu, sigma in parts])
-            return model.nll(model.logits(draw, batch.x, train=True), batch) + self.lam * divergence(parts, prior)
+            return in_parts(nll, draw, batch, PART) + self.lam * divergence(parts, prior)
 
         def to_posterior(belief: Belief, batch: Batch) -> Tensor:
             return self.lam * divergence(posterior, belief.parts)
