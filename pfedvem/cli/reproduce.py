@@ -62,7 +62,7 @@ def reproduce(
     """
     from pfedvem.experiments.reproduce import Reproduction
     from pfedvem.experiments.reproduce import reproduce as run_study
-    from pfedvem.experiments.studies import grid, study
+    from pfedvem.experiments.studies import grid, others, study
     from pfedvem.report.compare import LiveComparison
     from pfedvem.report.reproduction import reproduction_view, table_csv, write_reproduction, write_tables
     from pfedvem.simulation.fit import Interrupted
@@ -94,6 +94,14 @@ def reproduce(
             write_reproduction(latest[0], folder, command())
     console.print(reproduction_view(latest[0]))
     console.print(f"Tables and pictures are in [bold]{escape(str(folder))}[/]", highlight=False, soft_wrap=True)
+    if left := sum((out / "runs" / f"{run}.json").exists() for run in others(chosen, cells)):
+        runs = "1 more finished run" if left == 1 else f"{left} more finished runs"
+        console.print(
+            f"They show only what was asked for: {escape(str(out))} has {runs} of {name}. For one table of everything, "
+            "add --finished and name no methods, clients or seeds, or all of them.",
+            highlight=False,
+            soft_wrap=True,
+        )
     if as_json:
         print(json.dumps({"folder": str(folder), "table": table_csv(latest[0])}))
     if latest[0].failures:

@@ -233,6 +233,17 @@ def grid(chosen: Study, *, seeds: int, flags: Tree | None = None, assignments: S
     return found
 
 
+def others(chosen: Study, cells: Iterable[Cell]) -> set[str]:
+    """The names of a study's runs that a table of these cells leaves out: other methods, clients, columns or seeds."""
+    paper = STUDIES[chosen.name]
+    whole = [
+        replace(paper, datasets=tuple(dict.fromkeys([*paper.datasets, *chosen.datasets]))),
+        replace(chosen, methods=tuple(dict.fromkeys([*paper.methods, *chosen.methods])), variants=paper.variants),
+    ]
+    names = {name for one in whole for cell in grid(one, seeds=5) for name in cell.names}
+    return names - {name for cell in cells for name in cell.names}
+
+
 def refuse_columns(assignments: Iterable[str]) -> None:
     """Refuses settings that a study has of its own: by them, headings and names of files would be wrong."""
     for text in assignments:

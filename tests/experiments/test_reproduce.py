@@ -586,6 +586,18 @@ def test_all_methods_pass_through_table_1(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(line["seeds"] == "2" and float(line["ours"]) > 0 for line in lines)
 
 
+def test_a_table_of_a_part_says_that_there_is_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = "--datasets digits --rounds 1 --clients 4 --set train_samples=200 --executor vectorised --seeds"
+    table1(f"{few} 2 --methods fedavg", monkeypatch, tmp_path)
+    assert "They show only what was asked for" not in capsys.readouterr().out
+    table1(f"{few} 1 --methods fedprox", monkeypatch, tmp_path)
+    assert "has 2 more finished runs of table1" in capsys.readouterr().out
+    table1(f"{few} 2 --methods fedavg,fedprox --finished", monkeypatch, tmp_path)
+    assert "They show only what was asked for" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_whole_of_table_1_passes_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = table1("--datasets digits --seeds 2 --rounds 10", monkeypatch, tmp_path)
