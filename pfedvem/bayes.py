@@ -61,11 +61,16 @@ def confidence(q: Gaussian, w: Tensor, terms: str = "both") -> Tensor:
     return dimension(q) / spread
 
 
-def kl_between(mu: Tensor, sigma: Tensor, prior_mu: Tensor, prior_sigma: Tensor) -> Tensor:
-    """KL[ N(mu, sigma^2) || N(prior_mu, prior_sigma^2) ] of diagonal Gaussians of any shape, (C,)."""
-    ratio = (sigma / prior_sigma).square()
-    each = ratio + ((mu - prior_mu) / prior_sigma).square() - 1 - ratio.log()
-    return 0.5 * each.flatten(1).sum(1)
+def kl_slope(mu: Tensor, sigma: Tensor, prior_mu: Tensor, prior_sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of KL[ N(mu, sigma^2) || N(prior_mu, prior_sigma^2) ] by mu and sigma, elementwise."""
+    precision = prior_sigma.square().reciprocal()
+    return (mu - prior_mu) * precision, sigma * precision - sigma.reciprocal()
+
+
+def kl_slope_of_prior(mu: Tensor, sigma: Tensor, prior_mu: Tensor, prior_sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the same by prior_mu and prior_sigma."""
+    ahead, ratio = (prior_mu - mu) / prior_sigma, sigma / prior_sigma
+    return ahead / prior_sigma, (1 - ratio.square() - ahead.square()) / prior_sigma
 
 
 def kl(q: Gaussian, w: Tensor, tau: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ cohort costs least with its largest clients first. A cohort of one is an ordinar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -86,38 +86,23 @@ def count(batch: Batch) -> Tensor | int:
     return batch.y.shape[1] if batch.mask is None else batch.mask.sum(1).clamp(min=1)
 
 
-def in_parts(loss: Callable[[V, Batch], Tensor], at: V, batch: Batch, size: int) -> Tensor:
-    """The loss of each client (A,), a sum over samples, found for so many of them at a time.
+def in_parts(batch: Batch, size: int) -> list[Batch]:
+    """The samples of a batch, so many at a time, for the clients up to the last that has some of them.
 
     What a pass keeps for its gradient is then small enough for a processor's cache, and clients whose samples are
-    through are left out of later parts. Gradients reach ``at``.
+    through are left out of later parts.
     """
     if batch.y.shape[1] <= size:
-        return loss(at, batch)
-    leaves = tree.leaves(at)
-    free = tree.rebuild(at, [leaf.detach() for leaf in leaves])
-    value, sums = batch.x.new_zeros(batch.clients), [torch.zeros_like(leaf) for leaf in tree.leaves(free)]
-    for part in _parts(batch, size):
-        own = [leaf[: part.clients].requires_grad_() for leaf in tree.leaves(free)]
-        found = loss(tree.rebuild(at, own), part)
-        value[: part.clients] += found.detach()
-        for total, g in zip(sums, torch.autograd.grad(found.sum(), own), strict=True):
-            total[: part.clients] += g
-    # A function of the leaves that has this value here, and this gradient.
-    pairs = zip(leaves, sums, strict=True)
-    return value + torch.stack([((leaf - leaf.detach()) * g).flatten(1).sum(1) for leaf, g in pairs]).sum(0)
-
-
-def _parts(batch: Batch, size: int) -> Iterator[Batch]:
-    """The samples of a batch, so many at a time, for the clients up to the last that has some of them."""
+        return [batch]
+    parts = []
     for start in range(0, batch.y.shape[1], size):
         chosen = slice(start, start + size)
         mask = None if batch.mask is None else batch.mask[:, chosen]
-        if mask is None:
-            yield Batch(batch.x[:, chosen], batch.y[:, chosen])
-        elif len(having := mask[:, 0].nonzero()):
-            clients = int(having[-1]) + 1
-            yield Batch(batch.x[:clients, chosen], batch.y[:clients, chosen], mask[:clients])
+        clients = batch.clients if mask is None else int(mask[:, 0].nonzero().max()) + 1
+        # Copied once, in its order in memory: every pass would copy what lies apart.
+        x = batch.x[:clients, chosen].clone()
+        parts.append(Batch(x, batch.y[:clients, chosen], None if mask is None else mask[:clients]))
+    return parts
 
 
 def gradient(loss: Callable[[V, Batch], Tensor], at: V, batch: Batch) -> V:
@@ -125,6 +110,16 @@ def gradient(loss: Callable[[V, Batch], Tensor], at: V, batch: Batch) -> V:
     leaves = [leaf.detach().requires_grad_() for leaf in tree.leaves(at)]
     found = torch.autograd.grad(loss(tree.rebuild(at, leaves), batch).sum(), leaves)
     return tree.rebuild(at, found)
+
+
+def gradient_of_parts(loss: Callable[[V, Batch], Tensor], at: V, parts: Sequence[Batch]) -> V:
+    """The gradient of each client's loss, a sum over the samples of all parts; later parts may be of fewer clients."""
+    total = tree.map(torch.zeros_like, at)
+    for part in parts:
+        found = gradient(loss, tree.first(at, part.clients), part)
+        for sums, leaf in zip(tree.leaves(total), tree.leaves(found), strict=True):
+            sums[: part.clients] += leaf
+    return total
 
 
 class Rule(Protocol):
@@ -259,6 +254,10 @@ class Descent(Generic[V]):
         # Fused updates walk through memory in order, whatever a tensor's strides.
         gradient = [grad.contiguous() for _, grad in pairs]
         self._rule([leaf for leaf, _ in pairs], gradient, None if batch.active is None else ~batch.active)
+
+    def follow(self, gradient: V, active: Tensor | None) -> None:
+        """One step by a gradient that is known; clients that are not ``active`` (C,) stay where they are."""
+        self._rule(tree.leaves(self._variables), tree.leaves(gradient), None if active is None else ~active)
 
     @property
     def value(self) -> V:

@@ -43,6 +43,19 @@ def test_kl_is_that_of_torch_distributions() -> None:
     torch.testing.assert_close(bayes.kl(q, w, tau), expected)
 
 
+def test_slopes_of_the_kl_between_gaussians_are_the_gradients_of_torch_distributions() -> None:
+    """At the divergence's hand-computed value, 1.042544, among others."""
+    numbers = torch.tensor([[1.0, 0.5, 0.0, 2.0], [-3.0, 1.0, 2.0, 0.1], [0.0, 2.0, 0.0, 2.0]], dtype=torch.float64)
+    mu, sigma, prior_mu, prior_sigma = numbers.T.clone().requires_grad_()
+    divergence = kl_divergence(Normal(mu, sigma), Normal(prior_mu, prior_sigma))
+    assert divergence[0].item() == pytest.approx(1.042544, abs=1e-6)
+    expected = torch.autograd.grad(divergence.sum(), (mu, sigma, prior_mu, prior_sigma))
+    of_q = bayes.kl_slope(mu, sigma, prior_mu, prior_sigma)
+    of_prior = bayes.kl_slope_of_prior(mu, sigma, prior_mu, prior_sigma)
+    for slope, wanted in zip(of_q + of_prior, expected, strict=True):
+        torch.testing.assert_close(slope, wanted)
+
+
 def test_samples_have_the_posteriors_mean_and_deviation() -> None:
     q, _ = posterior()
     noise = torch.randn(3, 40_000, 2, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -12,7 +12,21 @@ from pfedvem.data.federation import ClientData
 from pfedvem.models import Params
 from pfedvem.rng import Rng
 from pfedvem.simulation.fit import fit
-from pfedvem.solvers import Adam, Batch, Moments, as_batch, count, descend, in_parts, minibatches, nll, sgd
+from pfedvem.solvers import (
+    Adam,
+    Batch,
+    Descent,
+    Moments,
+    as_batch,
+    count,
+    descend,
+    gradient,
+    gradient_of_parts,
+    in_parts,
+    minibatches,
+    nll,
+    sgd,
+)
 from tests.conftest import blobs, small_network
 
 
@@ -138,27 +152,44 @@ def test_a_full_batch_leaves_padding_out_of_the_loss() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(9, 9), (9, 4, 0), (4, 9, 3), (2, 1)])
-def test_a_loss_found_in_parts_is_the_loss_of_the_whole_batch(sizes: tuple[int, ...]) -> None:
+def test_a_gradient_found_in_parts_is_that_of_the_whole_batch(sizes: tuple[int, ...]) -> None:
     model, widths = small_network(), []
     torch.manual_seed(0)
     x, y = torch.randn(len(sizes), max(sizes), 4), torch.randint(3, (len(sizes), max(sizes)))
     batch = as_batch(ClientData(x, y, sizes))
-    start = tree.map(lambda leaf: leaf + torch.randn(len(sizes), *leaf.shape), model.initial)
+    at = tree.map(lambda leaf: leaf + torch.randn(len(sizes), *leaf.shape), model.initial)
 
     def loss(params: Params, batch: Batch) -> Tensor:
         widths.append(tuple(batch.y.shape))
         return nll(model.logits(params, batch.x), batch)
 
-    found = []
-    for way in (loss, lambda params, batch: in_parts(loss, params, batch, 3)):
-        leaves = [leaf.requires_grad_() for leaf in tree.leaves(start)]
-        doubled = tree.rebuild(start, [2 * leaf for leaf in leaves])  # gradients go on to what the values come of
-        value = way(doubled, batch)
-        found.append([value.detach(), *torch.autograd.grad((value * torch.arange(1, len(sizes) + 1)).sum(), leaves)])
-    for whole, parts in zip(*found, strict=True):
-        torch.testing.assert_close(parts, whole)
-    clients = [max(c + 1 for c, n in enumerate(sizes) if n > at) for at in range(0, max(sizes), 3)]
+    whole, parts = gradient(loss, at, batch), gradient_of_parts(loss, at, in_parts(batch, 3))
+    for a, b in zip(tree.leaves(parts), tree.leaves(whole), strict=True):
+        torch.testing.assert_close(a, b)
+    clients = [max(c + 1 for c, n in enumerate(sizes) if n > start) for start in range(0, max(sizes), 3)]
     assert [rows for rows, _ in widths[1:]] == (clients if max(sizes) > 3 else [len(sizes)])
+
+
+def test_parts_of_a_cohorts_images_lie_channels_last_in_one_piece_as_the_batch_does() -> None:
+    x = torch.randn(2, 7, 3, 5, 5).flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (2, 7))
+    parts = in_parts(as_batch(ClientData(x, torch.zeros(2, 7).long(), (7, 7))), 3)
+    assert torch.equal(torch.cat([part.x for part in parts], dim=1), x)
+    for part in parts:
+        images = part.x.flatten(0, 1)
+        assert images.data_ptr() == part.x.data_ptr()
+        assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_known_gradient_moves_clients_as_their_loss_does_and_leaves_idle_ones() -> None:
+    start, active = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([True, False])
+    batch = Batch(torch.zeros(2, 1), torch.zeros(2, 1).long(), active=active)
+    by_loss, known = Descent(start, Adam(0.1)), Descent(start, Adam(0.1))
+    for _ in range(3):
+        by_loss.step(lambda at, _: at.square().sum(1), batch)
+        known.follow(2 * known.value, active)
+    torch.testing.assert_close(known.value, by_loss.value)
+    assert torch.equal(known.value[1], start[1])
+    assert not torch.equal(known.value[0], start[0])
 
 
 def test_nll_of_several_samples_of_the_head_is_one_loss_each() -> None:

@@ -7,6 +7,9 @@ A client keeps a Gaussian q_j over the whole network; the server keeps a Gaussia
         w_j <- Adam step on  zeta KL[ q_j || w_j ]                      q_j fixed
     v = (1 - beta) v + beta mean_S w_j                                  mu and rho averaged, sigma = log(1 + exp(rho))
 
+Gradients are written out: where sum NLL has g by a draw mu + sigma eps, it has g by mu and g eps by sigma; KL's are in
+bayes.py; by rho it is that by sigma, times d sigma / d rho = 1 / (1 + exp(-rho)).
+
 Full batches, so the NLL is summed over the client's data and zeta is undivided. q_j keeps the moments of its Adam from
 round to round, as the public code does; w_j begins anew, and so do its moments.
 PM = the mean of q_j, GM = the mean of v.
@@ -14,6 +17,7 @@ PM = the mean of q_j, GM = the mean of v.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -27,12 +31,9 @@ from pfedvem.algorithms.base import Algorithm, Averaging
 from pfedvem.data.federation import ClientData
 from pfedvem.models import Model, Params, Posterior
 from pfedvem.rng import Rng
-from pfedvem.solvers import Adam, Batch, Descent, Moments, as_batch, in_parts
+from pfedvem.solvers import Adam, Batch, Descent, Moments, as_batch, gradient_of_parts, in_parts
 
 PART = 500  # samples of a full batch that go through the network at a time
-
-Part = tuple[Tensor, Tensor]
-"""Mean and standard deviation of the weights in one tensor."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,9 @@ class Belief:
     rho: Params
 
     @property
-    def parts(self) -> list[Part]:
-        """As it is now: a step changes the means in place, but not these standard deviations."""
-        pairs = zip(tree.leaves(self.mu), tree.leaves(self.rho), strict=True)
-        return [(mu, F.softplus(rho)) for mu, rho in pairs]
+    def sigma(self) -> Params:
+        """The standard deviation of every weight."""
+        return tree.map(F.softplus, self.rho)
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,15 @@ class Up:
     n: Tensor
 
 
-def divergence(q: list[Part], w: list[Part]) -> Tensor:
-    """KL[ q_j || w_j ] over all weights, (C,)."""
-    return torch.stack([bayes.kl_between(*a, *b) for a, b in zip(q, w, strict=True)]).sum(0)
+Slope = tuple[Tensor, Tensor]
+"""A gradient by mean and rho."""
+
+
+def slopes(each: Callable[..., Slope], *values: Params) -> Belief:
+    """The gradient by all means and rhos, from what ``each`` says of a tensor's values."""
+    found = [each(*row) for row in zip(*map(tree.leaves, values), strict=True)]
+    by_mu, by_rho = ([pair[i] for pair in found] for i in range(2))
+    return Belief(tree.rebuild(values[0], by_mu), tree.rebuild(values[0], by_rho))
 
 
 class PFedBayes(Averaging, Algorithm[Belief, Client, Belief, Belief, Up]):
@@ -103,26 +109,33 @@ class PFedBayes(Averaging, Algorithm[Belief, Client, Belief, Belief, Up]):
         return server
 
     def adapt(self, model: Model, down: Belief, client: Client, data: ClientData, rng: Rng) -> tuple[Client, Belief]:
-        noise, batch, adam = rng.stream("noise"), as_batch(data), Adam(self.lr, client.moments)
+        noise, adam, batch = rng.stream("noise"), Adam(self.lr, client.moments), as_batch(data)
         q, w = Descent(client.q, adam), Descent(tree.expand(down, len(rng)), Adam(self.lr))
+        parts = in_parts(batch, PART)
 
-        def nll(draw: Params, batch: Batch) -> Tensor:
-            return model.nll(model.logits(draw, batch.x, train=True), batch)
+        def nll(draw: Params, part: Batch) -> Tensor:
+            return model.nll(model.logits(draw, part.x, train=True), part)
 
-        def negative_elbo(belief: Belief, batch: Batch) -> Tensor:
-            parts = belief.parts
-            draw = tree.rebuild(belief.mu, [mu + sigma * noise.normal(*mu.shape[1:]) for mu, sigma in parts])
-            return in_parts(nll, draw, batch, PART) + self.lam * divergence(parts, prior)
+        def of_q(
+            mu: Tensor, rho: Tensor, sigma: Tensor, w_mu: Tensor, w_sigma: Tensor, eps: Tensor, g: Tensor
+        ) -> Slope:
+            by_mu, by_sigma = bayes.kl_slope(mu, sigma, w_mu, w_sigma)
+            return g + self.lam * by_mu, (g * eps + self.lam * by_sigma) * rho.sigmoid()
 
-        def to_posterior(belief: Belief, batch: Batch) -> Tensor:
-            return self.lam * divergence(posterior, belief.parts)
+        def of_w(mu: Tensor, rho: Tensor, sigma: Tensor, q_mu: Tensor, q_sigma: Tensor) -> Slope:
+            by_mu, by_sigma = bayes.kl_slope_of_prior(q_mu, q_sigma, mu, sigma)
+            return self.lam * by_mu, self.lam * by_sigma * rho.sigmoid()
 
         for _ in range(self.epochs):
-            prior = w.value.parts
+            w_sigma = w.value.sigma
             for _ in range(self.samples):
-                q.step(negative_elbo, batch)
-            posterior = q.value.parts
-            w.step(to_posterior, batch)
+                sigma = q.value.sigma
+                eps = tree.map(lambda leaf: noise.normal(*leaf.shape[1:]), sigma)
+                g = gradient_of_parts(nll, tree.map(torch.addcmul, q.value.mu, sigma, eps), parts)
+                slope = slopes(of_q, q.value.mu, q.value.rho, sigma, w.value.mu, w_sigma, eps, g)
+                q.follow(slope, batch.active)
+            slope = slopes(of_w, w.value.mu, w.value.rho, w_sigma, q.value.mu, q.value.sigma)
+            w.follow(slope, batch.active)
         return Client(q.value, adam.moments), w.value
 
     def contribute(
@@ -142,7 +155,7 @@ class PFedBayes(Averaging, Algorithm[Belief, Client, Belief, Belief, Up]):
     def posterior(
         self, model: Model, down: Belief, client: Client, carry: Belief | None, data: ClientData, rng: Rng
     ) -> Posterior:
-        return Posterior(client.q.mu, tree.named(tree.map(F.softplus, client.q.rho)))
+        return Posterior(client.q.mu, tree.named(client.q.sigma))
 
     def general(self, server: Belief) -> Params:
         return server.mu

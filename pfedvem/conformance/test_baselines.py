@@ -15,7 +15,7 @@ from pfedvem.algorithms import IFCA, FedAvg, FedPer, FedProx, FedRep, PerFedAvg,
 from pfedvem.algorithms.base import AnyAlgorithm
 from pfedvem.algorithms.ifca import Server as Heads
 from pfedvem.algorithms.ifca import Up as Uploaded
-from pfedvem.algorithms.pfedbayes import Belief, Up, divergence
+from pfedvem.algorithms.pfedbayes import Belief, Up
 from pfedvem.bayes import inverse_softplus
 from pfedvem.conformance.quadratic import Quadratic, clients, value
 from pfedvem.data.federation import ClientData, Federation
@@ -401,10 +401,6 @@ def belief(mu: float, sigma: float) -> Belief:
         return Params({}, torch.full((1, 1, 1), number))
 
     return Belief(filled(mu), filled(inverse_softplus(sigma)))
-
-
-def test_pfedbayes_divergence_matches_the_hand_computed_number() -> None:
-    assert divergence(belief(1, 0.5).parts, belief(0, 2).parts).item() == pytest.approx(1.042544, abs=1e-5)
 
 
 def test_pfedbayes_averages_rho_not_sigma() -> None:
