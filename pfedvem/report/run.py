@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +17,8 @@ from rich.table import Table
 from pfedvem.simulation.results import Result, spread
 from pfedvem.simulation.rounds import Progress, State
 
+LINE_EVERY = 60.0  # seconds from one line of progress to the next, in a file
+
 
 def shown(value: float | None, digits: int = 1) -> str:
     """A number for people; a dash where there is none."""
@@ -22,7 +26,10 @@ def shown(value: float | None, digits: int = 1) -> str:
 
 
 class LiveProgress(Progress):
-    """A bar with the round, PM and GM accuracy and the time left; fractions of a round count too."""
+    """A bar with the round, PM and GM accuracy and the time left; fractions of a round count too.
+
+    In a file, where bars do not move, it is a line now and then.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,9 +42,11 @@ class LiveProgress(Progress):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=600,  # a round may take minutes, and its clients differ in length
         )
         self._task: TaskID | None = None
         self._round = 0
+        self._due = monotonic() + LINE_EVERY
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -58,6 +67,7 @@ class LiveProgress(Progress):
     def client(self, done: int, clients: int) -> None:
         assert self._task is not None
         self._bar.update(self._task, completed=self._round + done / clients)
+        self._line()
 
     def round(self, state: State) -> None:
         assert self._task is not None
@@ -65,6 +75,21 @@ class LiveProgress(Progress):
         last: dict[str, Any] = state.history[-1] if state.history else {}
         scores = "  ".join(f"{key.upper()} {last[key]:.1f}%" for key in ("pm", "gm") if last.get(key) is not None)
         self._bar.update(self._task, completed=state.round, round=state.round, scores=scores)
+        self._line()
+
+    def _ahead(self) -> list[str]:
+        """What a line says before it comes to the current run."""
+        return []
+
+    def _line(self) -> None:
+        if self._console.is_terminal or self._console.is_jupyter or monotonic() < self._due:
+            return
+        self._due = monotonic() + LINE_EVERY
+        (task,) = (task for task in self._bar.tasks if task.id == self._task)
+        at = f"{task.description}: round {task.completed:.4g} of {task.total:.0f}"
+        time = f"{_clock(task.elapsed)} so far, {_clock(task.time_remaining)} left"
+        said = [*self._ahead(), at, task.fields["scores"], time]
+        self._console.print(", ".join(filter(None, said)), highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveRuns(LiveProgress):
@@ -102,6 +127,9 @@ class LiveRuns(LiveProgress):
             self._all = self._overall.add_task("", total=total, done=done)
         self._overall.update(self._all, completed=done, done=done)
 
+    def _ahead(self) -> list[str]:
+        return [f"{task.fields['done']} of {task.total:.0f} done" for task in self._overall.tasks]
+
     def stage(self, title: str, done: int, rounds: int) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
@@ -113,6 +141,11 @@ class LiveRuns(LiveProgress):
         if self._all is not None:
             done = self._done + state.round / self._rounds
             self._overall.update(self._all, completed=done, done=int(done))
+
+
+def _clock(seconds: float | None) -> str:
+    """Hours, minutes and seconds: 1:02:03."""
+    return "?" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def summary_table(result: Result) -> Table:

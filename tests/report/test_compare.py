@@ -167,3 +167,31 @@ def test_progress_shows_all_runs_and_the_current_one_alone_and_says_what_is_new_
         "note FedAvg, seed 0: Round 1: client 3 has overflowed.",
         "note pFedVEM, seed 0: Round 1: client 3 has overflowed.",
     ]
+
+
+@pytest.mark.parametrize(("every", "lines"), [(0.0, 3), (3600.0, 0)])
+def test_progress_in_a_file_is_a_line_now_and_then(every: float, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfedvem.report.run.LINE_EVERY", every)
+    file = io.StringIO()
+    with LiveComparison(Console(file=file, width=40)) as live:
+        live.cell("pFedVEM, [seed 1]", 1, 4)
+        live.stage("pFedVEM", 4, 10)
+        live.client(1, 2)
+        live.round(state(5))
+        live.client(2, 2)
+        said = file.getvalue().splitlines()
+    assert len(said) == lines
+    if lines:
+        assert said[0].startswith("1 of 4 done, pFedVEM, [seed 1]: round 4.5 of 10, 0:00:00 so far, ")
+        assert ", PM 71.9%, " in said[1]
+        assert said[2].endswith(" left")
+
+
+def test_progress_on_a_terminal_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfedvem.report.run.LINE_EVERY", 0.0)
+    file = io.StringIO()
+    with LiveComparison(Console(file=file, force_terminal=True)) as live:
+        live.cell("pFedVEM", 1, 4)
+        live.stage("pFedVEM", 4, 10)
+        live.round(state(5))
+    assert "so far" not in file.getvalue()
