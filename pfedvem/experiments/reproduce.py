@@ -179,10 +179,10 @@ def reproduce(
     missing = [run for run in runs if run[1] not in records and not finished_only]
     if finished_only and not records:
         raise UserError(f"None of these runs is finished in {out}; leave out --finished to run them.")
-    failures: list[str] = []
+    failures: dict[str, list[str]] = {}  # the runs that ended for the same reason
 
     def current() -> Reproduction:
-        return Reproduction(study, tuple(cells), dict(records), tuple(failures))
+        return Reproduction(study, tuple(cells), dict(records), tuple(map(_failure, failures, failures.values())))
 
     save(current())
     left, total = deque((*run, False) for run in missing), len(missing)
@@ -203,9 +203,13 @@ def reproduce(
             raise  # the others could not be written either
         except UserError as error:
             progress.note(str(error))
-            failures.append(f"{title}: {error}")
+            failures.setdefault(str(error), []).append(title)
         save(current())
     return current()
+
+
+def _failure(why: str, titles: Sequence[str]) -> str:
+    return f"{titles[0]}{f' and {len(titles) - 1} more' if len(titles) > 1 else ''}: {why}"
 
 
 @contextmanager

@@ -25,6 +25,11 @@ def shown(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def counted(number: object, what: str) -> str:
+    """1 round, 2 rounds, ? rounds."""
+    return f"{number} {what}{'' if str(number) == '1' else 's'}"
+
+
 class LiveProgress(Progress):
     """A bar with the round, PM and GM accuracy and the time left; fractions of a round count too.
 
@@ -119,6 +124,8 @@ class LiveRuns(LiveProgress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+        if not self._console.is_interactive and not self._console.is_jupyter:
+            self._console.line()  # after the bars' last state, which is all that a file has of them
 
     def ended(self, done: int, total: int) -> None:
         """So many runs of all are done."""
@@ -151,7 +158,8 @@ def _clock(seconds: float | None) -> str:
 def summary_table(result: Result) -> Table:
     """The end of a run: personalised models, global model, small clients, clients alone, time."""
     summary, setup = result.summary, result.setup
-    title = f"{setup.algorithm.title} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
+    size = f"{counted(summary['clients'], 'client')}, {counted(summary['rounds'], 'round')}"
+    title = f"{setup.algorithm.title} on {summary['dataset']}: {size}"
     table = Table(title=escape(title), title_justify="left", show_header=True, header_style="bold")
     table.add_column("")
     table.add_column("accuracy (%)", justify="right")

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from pfedvem.report.run import LiveRuns, shown
+from pfedvem.report.run import LiveRuns, counted, shown
 from pfedvem.simulation import checkpoints
 
 if TYPE_CHECKING:  # the sweep itself writes these files
@@ -37,7 +37,9 @@ def sweep_table(found: Found) -> Table:
     """The best trials."""
     plan, counts = found.plan, Counter(row.state for row in found.rows)
     states = ", ".join(f"{counts[state]} {state}" for state in ("complete", "pruned", "failed") if counts[state])
-    title = f"{plan.config.algorithm.title} on {plan.config.data.dataset}: {plan.config.rounds} rounds, {states}"
+    title = (
+        f"{plan.config.algorithm.title} on {plan.config.data.dataset}: {counted(plan.config.rounds, 'round')}, {states}"
+    )
     caption = f"score: {judged(plan)}"
     table = Table(
         title=escape(title), title_justify="left", caption=caption, caption_justify="left", header_style="bold"
@@ -70,7 +72,8 @@ def best_toml(found: Found, best: Row) -> str:
     """The best settings as a configuration, with what they were chosen by as a comment."""
     plan = found.plan
     lines = [
-        f"The best of {len(found.rows)} trials after {plan.config.rounds} rounds, trial {best.trial}.",
+        f"The best of {counted(len(found.rows), 'trial')} after {counted(plan.config.rounds, 'round')}, "
+        f"trial {best.trial}.",
         f"Score: {number(best.score)}, {judged(plan)}.",
     ]
     if plan.select_on == "test":

@@ -363,6 +363,14 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     assert found.failures[0] in table_markdown(found)
 
 
+def test_runs_that_end_for_the_same_reason_are_told_of_once(tmp_path: Path) -> None:
+    chosen = study("table1", ["digits", str(tmp_path / "none")], ["fedavg", "pfedvem"], [4, 5])
+    found = reproduce(chosen, grid(chosen, seeds=1, flags=TINY), tmp_path / "out")
+    assert len(found.records) == 4
+    (said,) = found.failures
+    assert "4 clients, FedAvg, seed 0 and 3 more: There is no data set or folder" in said
+
+
 def found_with(ours: Measure | None, paper: Measure | None) -> Found:
     _, cells = tiny()
     return Found(cells[0], "pm", ours, 2, paper)

@@ -13,7 +13,7 @@ from pfedvem.report.compare import plain, size
 from pfedvem.report.html.folders import Comparison, Row, Run, number, title
 from pfedvem.report.html.page import Drawing, File, Page, Section, Table, Tile, signed
 from pfedvem.report.html.run import DECLINED, JOINING, RELIABILITY, confidence, with_gain
-from pfedvem.report.run import shown
+from pfedvem.report.run import counted, shown
 from pfedvem.simulation.results import SMALL
 
 MEASURES = {
@@ -42,7 +42,7 @@ def comparison_page(found: Comparison) -> Page:
     return Page(
         kind="Comparison",
         title=f"{methods if len(found.cells) != 1 else runs[0].title} on {runs[0].dataset}" if runs else "Comparison",
-        facts=[f"{runs[0].size} clients", f"{rounds} rounds", f"{seeds} seed{'s' * (seeds > 1)}"] if runs else [],
+        facts=[counted(runs[0].size, "client"), counted(rounds, "round"), counted(seeds, "seed")] if runs else [],
         tiles=_best(found),
         problems=found.problems,
         sections=[section for section in sections if section is not None],

@@ -12,7 +12,7 @@ import tomli_w
 from pfedvem.report import plots
 from pfedvem.report.html.folders import Row, Run, number
 from pfedvem.report.html.page import MINUS, Drawing, File, Page, Section, Table, Tile, duration, signed
-from pfedvem.report.run import shown
+from pfedvem.report.run import counted, shown
 
 MOST = 1000  # rows of the table of clients; the file has them all
 JOINING = "Who gains and who loses by joining"
@@ -40,7 +40,7 @@ def run_page(run: Run) -> Page:
     rows = [with_gain(row, row.get("alone")) for row in run.clients]
     sections = [_accuracy(run, draw), _joining(run, rows, draw), confidence([run], draw), _calibration(run, draw)]
     seconds = run.last("seconds")
-    facts = [f"{run.size} clients", f"{run.rounds} rounds", f"seed {run.seed}"]
+    facts = [counted(run.size, "client"), counted(run.rounds, "round"), f"seed {run.seed}"]
     command, about = _command(run)
     return Page(
         kind="Run",
