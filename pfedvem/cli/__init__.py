@@ -16,6 +16,7 @@ from rich.text import Text
 from pfedvem.cli import bench, compare, data, flower, model, report, reproduce, run, sweep  # noqa: F401
 from pfedvem.cli.app import app
 from pfedvem.errors import UserError
+from pfedvem.simulation import memory
 
 
 @app.command(epilog="Example:  pfedvem version")
@@ -29,6 +30,7 @@ def main() -> None:
     if threading.current_thread() is threading.main_thread():
         # By it schedulers, and machines that shut down, end a command: it keeps its rounds as after Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    memory.keep()
     try:
         app(prog_name="pfedvem")
     except UserError as error:

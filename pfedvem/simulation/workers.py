@@ -6,7 +6,6 @@ is killed while it writes: half a message, or a lock, stays behind. Here the end
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from pfedvem.simulation import memory
 from pfedvem.simulation.work import Job, Outcome, Setup, perform
 
 
@@ -77,7 +77,7 @@ class Worker:
 
 def _serve(setup: Setup, pipe: Connection, parent: int) -> None:
     torch.set_num_threads(1)
-    _keep_memory()
+    memory.keep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the parent's command line has it
     threading.Thread(target=follow, args=(parent,), daemon=True).start()
@@ -101,15 +101,6 @@ def _answer(setup: Setup, down: Any, clients: Any, job: Job) -> bytes:
         except Exception:  # of a class that does not go through a pipe
             return pickle.dumps(RuntimeError(told))
         return said
-
-
-def _keep_memory() -> None:
-    """Keeps freed memory in the process: giving it back after every step and asking again costs page faults."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # another C library than GNU's
-            mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: from so many bytes on, memory is asked for and given back each time
-            mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: so many bytes may lie free
 
 
 def follow(parent: int) -> None:
