@@ -16,9 +16,9 @@ from pfedvem.simulation import memory
 def faults(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(times):
-        torch.empty(5_000_000).zero_()
+        torch.empty(10_000_000).zero_()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults(3)
+faults(20)
 print(faults(20))
 """
 
