@@ -47,7 +47,7 @@ class Course(Progress):
 
     def round(self, state: State) -> None:
         with self._file.open("a") as out:
-            out.write(json.dumps([state.round, self._probe.accuracy(state)]) + "\n")
+            out.write(json.dumps([state.round, self._probe.global_model(state)]) + "\n")
 
 
 def run(root: str, dataset: str, clients: int, method: str, seeds: int) -> None:
