@@ -1,10 +1,12 @@
 """The global model of a method when those upload who do in the published code.
 
-    python uploads.py DATA_ROOT DATASET CLIENTS METHOD SEEDS    runs 100 rounds for each seed and writes a file for each
-    python uploads.py                                           shows all files beside this one
+    python uploads.py DATA_ROOT DATASET CLIENTS METHOD SEEDS [CLIENTS_SEED]    runs 100 rounds for each seed
+    python uploads.py                                                          shows all files beside this one
 
 The published code draws who uploads from a generator of its own, whose seed is 1234 in every run, and tests in rounds
-1, 6, ..., 96 and 100. A file has a line for each round: its number and the accuracy of the global model.
+1, 6, ..., 96 and 100. It draws the clients' labels and sizes by numpy's generator of the run's seed, which is 42 in its
+configurations: with CLIENTS_SEED, clients are those that it draws by this seed, in every run. A file has a line for
+each round: its number and the accuracy of the global model.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from pfedvem.data.loading import load_federation
+from pfedvem.data import loading
+from pfedvem.data.settings import DataSettings
+from pfedvem.data.sources import Source
 from pfedvem.experiments.course import Probe
 from pfedvem.experiments.run import train
 from pfedvem.experiments.studies import grid, study
@@ -38,6 +43,30 @@ def published(clients: int) -> list[list[int]]:
     return found
 
 
+def published_clients(seed: int) -> Callable[..., tuple[list[list[int]], list[np.ndarray]]]:
+    """Deals labels and cuts them as the published code does by this seed."""
+
+    def deal(source: Source, types: object, settings: DataSettings, rng: object) -> tuple[list[list[int]], list]:
+        labels, hands = source.train.y, []
+        kinds, each = len(source.classes), settings.labels_per_client
+        draw = np.random.default_rng(seed)
+        for _ in range(settings.clients * each // kinds):
+            order = np.arange(kinds)
+            draw.shuffle(order)
+            hands += np.split(order, kinds // each)
+        draw, samples = np.random.default_rng(seed), []
+        for kind in range(kinds):
+            samples.append(np.flatnonzero(labels == kind))
+            draw.shuffle(samples[-1])
+        owners = settings.clients * each // kinds
+        cuts = np.sort(draw.choice(np.arange(1, len(samples[0])), owners - 1, replace=False))
+        blocks = [np.split(own, cuts) for own in samples]
+        parts = [np.sort(np.concatenate([blocks[kind].pop() for kind in hand])) for hand in hands]
+        return [sorted(map(int, hand)) for hand in hands], parts
+
+    return deal
+
+
 class Course(Progress):
     """Writes the accuracy of the global model after every round."""
 
@@ -50,14 +79,19 @@ class Course(Progress):
             out.write(json.dumps([state.round, self._probe.global_model(state)]) + "\n")
 
 
-def run(root: str, dataset: str, clients: int, method: str, seeds: int) -> None:
-    """Runs a method with the uploads of the published code."""
+def run(root: str, dataset: str, clients: int, method: str, seeds: int, clients_seed: int | None = None) -> None:
+    """Runs a method with the uploads of the published code, and with its clients where their seed is given."""
     stream = published(clients)
+    if clients_seed is not None:
+        loading._deal = published_clients(clients_seed)
     rounds.uploaders = lambda seed, number, total, participation: stream[number]  # no setting has this
     chosen = study("table1", [dataset], [method], [clients])
     (cell,) = grid(chosen, seeds=seeds, flags={"rounds": ROUNDS, "data": {"root": root}})
     for name, config in zip(cell.names, cell.configs, strict=True):
-        federation = load_federation(config.data, config.seed)
+        federation = loading.load_federation(config.data, config.seed)
+        if clients_seed is not None:
+            cell_name, _, seed = name.rpartition("-")
+            name = f"{cell_name}_{clients_seed}-{seed}"
         train(config, federation=federation, progress=Course(Probe(config, federation), HERE / f"{name}.jsonl"))
 
 
@@ -81,6 +115,6 @@ def show() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+        run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:]))
     else:
         show()
