@@ -1,7 +1,7 @@
 """The global model of a method when those upload who do in the published code.
 
     python uploads.py DATA_ROOT DATASET CLIENTS METHOD SEEDS [CLIENTS_SEED]    runs 100 rounds for each seed
-    python uploads.py                                                          shows all files beside this one
+    python uploads.py                                                          shows all finished ones
 
 The published code draws who uploads from a generator of its own, whose seed is 1234 in every run, and tests in rounds
 1, 6, ..., 96 and 100. It draws the clients' labels and sizes by numpy's generator of the run's seed, which is 42 in its
@@ -100,7 +100,8 @@ def show() -> None:
     cells = defaultdict(list)
     for file in sorted(HERE.glob("*.jsonl")):
         course = dict(map(json.loads, file.read_text().splitlines()))
-        cells[file.stem.rsplit("-", 1)[0]].append([course[number] for number in TESTED])
+        if ROUNDS in course:  # else the run is not finished
+            cells[file.stem.rsplit("-", 1)[0]].append([course[number] for number in TESTED])
     print("| run | seeds | last round | uploads in it | best tested round | uploads in it | number of the round |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, found in cells.items():
