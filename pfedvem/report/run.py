@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +27,14 @@ def shown(value: float | None, digits: int = 1) -> str:
 def counted(number: object, what: str) -> str:
     """1 round, 2 rounds, ? rounds."""
     return f"{number} {what}{'' if str(number) == '1' else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 class LiveProgress(Progress):
@@ -92,8 +99,9 @@ class LiveProgress(Progress):
         self._due = monotonic() + LINE_EVERY
         (task,) = (task for task in self._bar.tasks if task.id == self._task)
         at = f"{task.description}: round {task.completed:.4g} of {task.total:.0f}"
-        time = f"{_clock(task.elapsed)} so far, {_clock(task.time_remaining)} left"
-        said = [*self._ahead(), at, task.fields["scores"], time]
+        times = ((task.elapsed, "so far"), (task.time_remaining, "left"))  # None while there is nothing to go by
+        said = [*self._ahead(), at, task.fields["scores"]]
+        said += [f"{duration(seconds)} {what}" for seconds, what in times if seconds is not None]
         self._console.print(", ".join(filter(None, said)), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -148,11 +156,6 @@ class LiveRuns(LiveProgress):
         if self._all is not None:
             done = self._done + state.round / self._rounds
             self._overall.update(self._all, completed=done, done=int(done))
-
-
-def _clock(seconds: float | None) -> str:
-    """Hours, minutes and seconds: 1:02:03."""
-    return "?" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def summary_table(result: Result) -> Table:

@@ -21,9 +21,10 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from pfedvem.errors import UserError
 from pfedvem.experiments.compare import cells, settings
 from pfedvem.report.html import make, report
-from pfedvem.report.html.page import Page, Section, Table, duration
+from pfedvem.report.html.page import Page, Section, Table
 from pfedvem.report.html.run import linked
 from pfedvem.report.plots import accuracy_of_the_rest
+from pfedvem.report.run import duration
 from tests.report.folders import clients, without, write_comparison, write_csv, write_reproduction, write_run
 from tests.test_cli import call
 

@@ -146,11 +146,3 @@ def png(content: bytes, about: str) -> Markup:
 def signed(value: float, digits: int = 1) -> str:
     """A number with its sign."""
     return f"{value:+.{digits}f}".replace("-", MINUS)
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"

@@ -11,8 +11,8 @@ import tomli_w
 
 from pfedvem.report import plots
 from pfedvem.report.html.folders import Row, Run, number
-from pfedvem.report.html.page import MINUS, Drawing, File, Page, Section, Table, Tile, duration, signed
-from pfedvem.report.run import counted, shown
+from pfedvem.report.html.page import MINUS, Drawing, File, Page, Section, Table, Tile, signed
+from pfedvem.report.run import counted, duration, shown
 
 MOST = 1000  # rows of the table of clients; the file has them all
 JOINING = "Who gains and who loses by joining"
